@@ -1,0 +1,53 @@
+"""Installs spopp_jax; `pip install -e .[test]` for development."""
+
+import pathlib
+
+import setuptools
+
+_ROOT = pathlib.Path(__file__).parent
+
+setuptools.setup(
+  name='spopp_jax',
+  version='0.1.0',
+  description=(
+    'Asynchronous reinforcement learning of language-model agents in JAX: '
+    'SPO++ and TETPO.'
+  ),
+  long_description=(_ROOT / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(include=['spopp_jax', 'spopp_jax.*']),
+  package_data={'spopp_jax': ['py.typed', 'sampler/*.proto']},
+  install_requires=[
+    'absl-py>=2.1',
+    'chex>=0.1.90',
+    'flax>=0.12,<0.14',
+    'grpcio>=1.80,<2',
+    'grpcio-health-checking>=1.80,<2',
+    'jax>=0.10.2,<0.13',
+    'matplotlib>=3.9',
+    'ml-collections>=1.1,<2',
+    'numpy>=2.0',
+    'optax>=0.2.5,<0.4',
+    'orbax-checkpoint>=0.12,<0.14',
+    'safetensors>=0.5',
+    'tensorboardX>=2.6.4',
+    'tokenizers>=0.21',
+    'tqdm>=4.66',
+  ],
+  extras_require={
+    'test': [
+      'grpcio-tools>=1.80,<2',
+      'hypothesis>=6.100',
+      'mypy>=1.15',
+      'pre-commit>=4',
+      'pytest>=8.3',
+      'pytest-timeout>=2.3',
+      'pytest-xdist>=3.6',
+      'ruff>=0.12',
+    ],
+    # The official text-game engine, for parity tests only; compiles GPL parts.
+    'alfworld': ['alfworld==0.4.2'],
+  },
+)

@@ -1,0 +1,1 @@
+"""Asynchronous reinforcement learning of language-model agents in JAX."""

@@ -1,0 +1,1 @@
+"""Text environments: text in, text out, no jax."""

@@ -1,0 +1,1 @@
+"""Curves, paired statistics and plots."""

@@ -1,0 +1,1 @@
+"""Pure jnp kernels: importable from any trainer, no state, no I/O."""

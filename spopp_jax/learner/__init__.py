@@ -1,0 +1,1 @@
+"""Packing, the jitted update and the learner's checkpoint."""

@@ -1,0 +1,1 @@
+"""Decoders in Flax NNX and their tokenizers."""

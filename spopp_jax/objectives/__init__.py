@@ -1,0 +1,1 @@
+"""Policy objectives: one file a method, each a composition of kernels."""

@@ -1,0 +1,1 @@
+"""Dispatch, collection, metrics and the training loop."""

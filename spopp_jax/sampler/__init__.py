@@ -1,0 +1,1 @@
+"""The rollout service: the only package that speaks gRPC."""

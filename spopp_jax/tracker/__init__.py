@@ -1,0 +1,1 @@
+"""Persistent prompt evidence on the host (numpy, float64)."""

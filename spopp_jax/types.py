@@ -1,0 +1,143 @@
+"""Records shared by every package; axes are named here once; no logic.
+
+Axes: B rows, S tokens, N trajectories, M optimizer minibatches. All per-token
+arrays are aligned on the token itself: entry `s` speaks of token `s`, so the
+log-probability at `s` is log p(token_s | tokens before s in its segment).
+"""
+
+import dataclasses
+import enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any  # numpy or jax array; shapes and dtypes stand in the docstrings.
+
+
+class Status(enum.IntEnum):
+  """How a request ended (closed; the values cross the wire)."""
+
+  OK = 1
+  ENV_ERROR = 2
+  TOOL_TIMEOUT = 3
+  VERIFIER_TIMEOUT = 4
+  CONTEXT_LIMIT = 5
+  LENGTH = 6
+  SAMPLER_ERROR = 7
+  STALE = 8
+  DUPLICATE = 9
+  MIXED_VERSIONS = 10
+  INVALID = 11
+  CANCELLED = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+  """How the sampler turns logits into tokens.
+
+  Attributes:
+    temperature: > 0; logits are divided by it.
+    top_p: (0, 1]; 1 is off.
+    top_k: >= 0; 0 is off.
+    max_turn_tokens: sampled tokens a turn at most, the end token included.
+    max_turns: environment interactions an episode at most.
+  """
+
+  temperature: float = 1.0
+  top_p: float = 1.0
+  top_k: int = 0
+  max_turn_tokens: int = 16
+  max_turns: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+  """One dispatched request with the baseline frozen at dispatch.
+
+  Attributes:
+    request_id: idempotency key; a re-dispatch keeps it.
+    task_id: key of the repeatable task in the evidence.
+    value: v-hat read at dispatch (SPO++ Eq. 1/3), in [0, 1].
+    policy_version: version of the snapshot asked to generate.
+    step: learner step whose collection the request was dispatched for.
+    seed: seed of the request's own random stream, in [0, 2**32).
+  """
+
+  request_id: str
+  task_id: str
+  value: float
+  policy_version: int
+  step: int
+  seed: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trajectory:
+  """One finished request as the sampler reports it (host arrays).
+
+  Attributes:
+    request_id: echoes the ticket.
+    task_id: echoes the ticket.
+    status: how it ended.
+    reward: terminal outcome in [0, 1].
+    policy_version: version of the snapshot that generated every action token.
+    weights_checksum: sha256 hex of that snapshot's bytes.
+    tokens: [T] int32; prompt, actions and observations in order.
+    action_mask: [T] bool; True where the policy sampled the token.
+    behaviour_logprobs: [T] float32 nats under the distribution that was
+      sampled from (after temperature); 0 where action_mask is False.
+    num_turns: environment interactions.
+    sampling: parameters that were used.
+    seconds: wall time from start of generation to the end, in s.
+    detail: reason in words when status is not OK; else ''.
+  """
+
+  request_id: str
+  task_id: str
+  status: Status
+  reward: float
+  policy_version: int
+  weights_checksum: str
+  tokens: np.ndarray
+  action_mask: np.ndarray
+  behaviour_logprobs: np.ndarray
+  num_turns: int
+  sampling: SamplingParams
+  seconds: float = 0.0
+  detail: str = ''
+
+  @property
+  def num_actions(self) -> int:
+    """L_i, the action tokens of the trajectory."""
+    return int(self.action_mask.sum())
+
+
+class PackedBatch(NamedTuple):
+  """Trajectories packed into rows: segments side by side, a device pytree.
+
+  Padding slots have segment_ids 0, trajectory_ids N and action_mask False.
+
+  Attributes:
+    tokens: [B, S] int32.
+    positions: [B, S] int32; restart at 0 in every segment.
+    segment_ids: [B, S] int32; 1.. within a row, 0 padding.
+    trajectory_ids: [B, S] int32 in [0, N); N is padding.
+    action_mask: [B, S] bool; the one mask that lengths, statistics and loss
+      read.
+    behaviour_logprobs: [B, S] float32 nats; 0 where action_mask is False.
+    rewards: [N] float32.
+    values: [N] float32; v-hat frozen at dispatch.
+    usable: [N] bool; False for padded trajectory slots.
+    group_ids: [N] int32; trajectories of one prompt group share it.
+  """
+
+  tokens: Array
+  positions: Array
+  segment_ids: Array
+  trajectory_ids: Array
+  action_mask: Array
+  behaviour_logprobs: Array
+  rewards: Array
+  values: Array
+  usable: Array
+  group_ids: Array
