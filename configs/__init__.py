@@ -1,0 +1,1 @@
+"""One file is one experiment: `get_config()` returns all of its settings."""

@@ -1,0 +1,189 @@
+"""The settings every experiment has, with the values of a small machine.
+
+Experiments import `get_config` and change what makes them that experiment.
+This file is also the schema: an override must name one of these leaves and
+keep its type. `config_dict.placeholder` marks a leaf that may stay None, which
+means the value of the method's own published recipe. The comment above a leaf
+is its description in `python experiments/train.py --help`.
+"""
+
+from ml_collections import config_dict
+
+
+def get_config(arg: str = '') -> config_dict.ConfigDict:
+  """Returns every setting; locked, so only these leaves can be set.
+
+  Args:
+    arg: text after a colon in `--config=FILE:arg`; must be empty here.
+
+  Returns:
+    A locked tree of int, float, bool, str and tuple leaves.
+
+  Raises:
+    ValueError: `arg` is not empty.
+  """
+  if arg:
+    raise ValueError(f'this configuration takes no argument, got {arg!r}')
+  config = config_dict.create(
+    # Seed of every random stream of the run.
+    seed=0,
+  )
+  config.run = config_dict.create(
+    # Name of the run: its directory inside run.directory.
+    name='unnamed',
+    # Directory that holds the directories of runs.
+    directory='runs',
+    # Learner steps to train, one collected batch each.
+    steps=80,
+    # True continues the run of the same name from its last checkpoint.
+    resume=False,
+    # Learner steps between checkpoints; one is also written at the end.
+    checkpoint_every_steps=20,
+    # True shows a live progress line.
+    progress=True,
+  )
+  config.environment = config_dict.create(
+    # Which environment: the name of a suite in spopp_jax/envs.
+    name='household',
+    # Directory or file of official games; '' generates own scenes.
+    path='',
+    # Size of generated scenes: small, medium or large.
+    size='small',
+    # Which kinds of task are generated.
+    task_types=('put',),
+    # Tasks in the fixed training set.
+    num_tasks=128,
+    # Seed of the generated scenes.
+    seed=0,
+    # Environment interactions an episode at most.
+    step_limit=10,
+  )
+  config.model = config_dict.create(
+    # Width of the residual stream.
+    hidden_size=64,
+    # Decoder blocks.
+    num_layers=2,
+    # Query heads.
+    num_heads=4,
+    # Key and value heads; divides num_heads.
+    num_key_value_heads=4,
+    # Width of one head; even.
+    head_dim=16,
+    # Width of the feed-forward layer.
+    intermediate_size=192,
+    # Base of the rotary position frequencies.
+    rope_theta=10000.0,
+    # True shares the embedding with the output layer.
+    tie_embeddings=True,
+  )
+  config.cold_start = config_dict.create(
+    # Directory of a saved policy to start from; '' trains one on walkthroughs.
+    policy='',
+    # Supervised optimizer steps.
+    steps=400,
+    # Demonstrations a supervised step.
+    batch_size=32,
+    # Peak learning rate of supervised training.
+    learning_rate=3e-3,
+    # Chance in [0, 1) of a useless action before each useful one.
+    dither=0.4,
+    # Scenes whose walkthroughs are demonstrated; apart from the tasks.
+    num_games=2000,
+  )
+  config.offline = config_dict.create(
+    # Rollouts a prompt under the starting policy for the first values; >= 0.
+    rollouts_per_task=8,
+  )
+  config.evaluation = config_dict.create(
+    # Rollouts a task in the unbiased success before and after training.
+    rollouts_per_task=4,
+  )
+  config.sampler = config_dict.create(
+    # host:port of a running sampler service; '' starts one on this machine.
+    address='',
+    # Episodes decoded side by side.
+    slots=96,
+    # Tokens of an episode at most, prompt and observations included.
+    context_length=192,
+    # Sampled tokens a turn at most, the end token included.
+    max_turn_tokens=8,
+    # Logits are divided by it; > 0.
+    temperature=1.0,
+    # Nucleus in (0, 1]; 1 is off.
+    top_p=1.0,
+    # Tokens kept; 0 is off.
+    top_k=0,
+    # Wait for the service to accept a connection at most, in s.
+    connect_timeout_s=120.0,
+    # Wait for the next finished rollout at most, in s.
+    rollout_timeout_s=60.0,
+    # Time to bring a lost service back at most, in s.
+    recovery_timeout_s=60.0,
+  )
+  config.dispatch = config_dict.create(
+    # Trajectories a learner step.
+    batch_size=96,
+    # Rollouts in flight at once; more than batch_size over-dispatches.
+    in_flight=96,
+    # Policy updates a collected rollout may lag; 0 is synchronous, 1 overlaps.
+    max_lag_events=1,
+    # Weight in (0, inf) added to every prompt's chance of being picked.
+    floor=0.05,
+    # When an outcome becomes evidence: received (on return) or consumed.
+    evidence_from='received',
+  )
+  config.objective = config_dict.create(
+    # Method: the name of a file in spopp_jax/objectives.
+    name='spopp',
+    # The ratio is clipped below at 1 - clip_low.
+    clip_low=config_dict.placeholder(float),
+    # The ratio is clipped above at 1 + clip_high.
+    clip_high=config_dict.placeholder(float),
+    # Cap on the ratio of negative advantages; 0 is off.
+    dual_clip=config_dict.placeholder(float),
+    # Measure of the standardization: token or trajectory.
+    measure=config_dict.placeholder(str),
+    # Upper truncation of the learner-to-sampler ratio; 0 is off.
+    rollout_cap=config_dict.placeholder(float),
+    # What the truncated ratio speaks of: token or sequence.
+    rollout_level=config_dict.placeholder(str),
+    # Which evidence gives the values: event_time or receipt_order.
+    baseline=config_dict.placeholder(str),
+  )
+  config.evidence = config_dict.create(
+    # Weight kept a policy event by event_time evidence; (0, 1).
+    retention=0.875,
+    # Lowest weight kept a visit by receipt_order evidence; (0, 1).
+    retention_min=0.875,
+    # Highest weight kept a visit by receipt_order evidence; (0, 1).
+    retention_max=0.96,
+    # Drift in nats at which receipt_order evidence keeps one half.
+    drift_half_life=0.06,
+    # Drift of the policy on a stored response: abs_logratio, k1 or k3.
+    drift_estimator='abs_logratio',
+    # Tokens the drift is averaged over: action or response.
+    drift_mask='action',
+  )
+  config.optimizer = config_dict.create(
+    # Peak learning rate of AdamW.
+    learning_rate=4e-4,
+    # Decay of the first moment; [0, 1).
+    b1=0.9,
+    # Decay of the second moment; [0, 1).
+    b2=0.99,
+    # Decoupled weight decay; >= 0.
+    weight_decay=0.0,
+    # Global gradient norm is clipped to it; > 0.
+    max_grad_norm=1.0,
+    # Optimizer steps over which the learning rate rises from 0; >= 0.
+    warmup_steps=5,
+  )
+  config.learner = config_dict.create(
+    # Optimizer steps a collected batch, each on its own part of it.
+    minibatches=4,
+    # Tokens of a packed row.
+    row_length=512,
+    # Row counts a minibatch is padded to, rising; one compilation each.
+    row_buckets=(4, 8, 16, 32),
+  )
+  return config.lock()
