@@ -18,19 +18,21 @@ setuptools.setup(
   license='Apache-2.0',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['spopp_jax', 'spopp_jax.*']),
-  package_data={'spopp_jax': ['py.typed', 'sampler/*.proto']},
+  package_data={'spopp_jax': ['py.typed', 'sampler/*.proto', 'sampler/*.pyi']},
   install_requires=[
     'absl-py>=2.1',
     'chex>=0.1.90',
     'flax>=0.12,<0.14',
-    'grpcio>=1.80,<2',
-    'grpcio-health-checking>=1.80,<2',
+    'grpcio>=1.85.1,<2',
+    'grpcio-health-checking>=1.85.1,<2',
     'jax>=0.10.2,<0.13',
     'matplotlib>=3.9',
     'ml-collections>=1.1,<2',
     'numpy>=2.0',
     'optax>=0.2.5,<0.4',
     'orbax-checkpoint>=0.12,<0.14',
+    # The generated code of sampler.proto needs at least this runtime.
+    'protobuf>=7.35.1,<8',
     'safetensors>=0.5',
     'tensorboardX>=2.6.4',
     'tokenizers>=0.21',
@@ -38,7 +40,7 @@ setuptools.setup(
   ],
   extras_require={
     'test': [
-      'grpcio-tools>=1.80,<2',
+      'grpcio-tools>=1.85.1,<2',
       'hypothesis>=6.100',
       'mypy>=1.15',
       'pre-commit>=4',

@@ -1,0 +1,42 @@
+"""What can go wrong between a runner and a sampler service."""
+
+
+class SamplerError(Exception):
+  """Base of everything this boundary raises."""
+
+
+class SamplerLost(SamplerError):
+  """The service is gone or unreachable; `reconnect` and submit again."""
+
+
+class SamplerTimeout(SamplerError):
+  """Nothing finished within the time allowed; the service still answers."""
+
+
+class HandshakeRefused(SamplerError):
+  """The two sides do not fit together; no rollout was run."""
+
+
+class QueueFull(SamplerError):
+  """More requests were submitted than the service holds at a time."""
+
+
+class PublicationError(SamplerError):
+  """A snapshot was not taken; the version active before still generates."""
+
+
+class InvalidMessage(SamplerError):
+  """A message breaks the contract of sampler.proto.
+
+  Attributes:
+    field: name of the field as in sampler.proto.
+    request_id: whose message it is; '' when that cannot be read.
+  """
+
+  def __init__(
+    self, field: str, value: object, allowed: str, *, request_id: str = ''
+  ):
+    whose = f' of request {request_id}' if request_id else ''
+    super().__init__(f'{field}{whose} is {value}; allowed: {allowed}')
+    self.field = field
+    self.request_id = request_id

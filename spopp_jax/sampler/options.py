@@ -1,0 +1,102 @@
+"""Size, keepalive and address rules that both ends of a channel share."""
+
+import dataclasses
+import ipaddress
+
+# Covers every field of a Trajectory but the three arrays, in bytes.
+_ENVELOPE_BYTES = 4096
+_BYTES_PER_TOKEN = 4 + 1 + 4
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelLimits:
+  """Limits that must be equal at both ends; the handshake compares them.
+
+  Attributes:
+    max_message_bytes: largest message in either direction.
+    keepalive_time_ms: silence after which the client pings the service.
+    keepalive_timeout_ms: wait for the answer before the peer counts as dead.
+  """
+
+  max_message_bytes: int = 16 * 2**20
+  keepalive_time_ms: int = 10_000
+  keepalive_timeout_ms: int = 5_000
+
+  def __post_init__(self):
+    for name, value in dataclasses.asdict(self).items():
+      if value < 1:
+        raise ValueError(f'{name} ({value}) must be at least 1')
+
+  def client_options(self) -> list[tuple[str, int]]:
+    """Returns the channel arguments of a client."""
+    return [
+      *self._shared_options(),
+      ('grpc.keepalive_permit_without_calls', 1),
+      ('grpc.http2.max_pings_without_data', 0),
+      ('grpc.initial_reconnect_backoff_ms', 200),
+      ('grpc.min_reconnect_backoff_ms', 200),
+      ('grpc.max_reconnect_backoff_ms', 1_000),
+      # Without its own pool a new channel inherits the back-off of a lost one.
+      ('grpc.use_local_subchannel_pool', 1),
+      ('grpc.enable_http_proxy', 0),
+    ]
+
+  def server_options(self) -> list[tuple[str, int]]:
+    """Returns the channel arguments of a server."""
+    return [
+      *self._shared_options(),
+      ('grpc.keepalive_permit_without_calls', 1),
+      # A server closes connections that ping more often than this; half of
+      # the agreed time leaves room for jitter.
+      (
+        'grpc.http2.min_recv_ping_interval_without_data_ms',
+        self.keepalive_time_ms // 2,
+      ),
+      # Two servers on one port would share it silently.
+      ('grpc.so_reuseport', 0),
+    ]
+
+  def _shared_options(self) -> list[tuple[str, int]]:
+    return [
+      ('grpc.max_send_message_length', self.max_message_bytes),
+      ('grpc.max_receive_message_length', self.max_message_bytes),
+      ('grpc.keepalive_time_ms', self.keepalive_time_ms),
+      ('grpc.keepalive_timeout_ms', self.keepalive_timeout_ms),
+    ]
+
+
+def trajectory_bytes(num_tokens: int) -> int:
+  """Returns the most bytes that a trajectory of `num_tokens` can take."""
+  return _ENVELOPE_BYTES + _BYTES_PER_TOKEN * num_tokens
+
+
+def check_address(address: str) -> None:
+  """Refuses addresses that leave this machine: the channel has no TLS.
+
+  Args:
+    address: 'host:port' with a loopback host, or 'unix:path'.
+
+  Raises:
+    ValueError: any other address.
+  """
+  if address.startswith('unix:'):
+    return
+  host, separator, port = address.rpartition(':')
+  host = host.strip('[]')
+  if not separator or not port.isdigit():
+    raise ValueError(
+      f'address ({address!r}) must be host:port or unix:path, for example '
+      '127.0.0.1:0'
+    )
+  if host == 'localhost':
+    return
+  try:
+    loopback = ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    loopback = False
+  if not loopback:
+    raise ValueError(
+      f'address ({address!r}) is not of this machine and the sampler speaks '
+      'without TLS; use 127.0.0.1:port, [::1]:port or unix:path, and a tunnel '
+      '(ssh -L) to reach another machine'
+    )

@@ -1,0 +1,82 @@
+"""Policy snapshots as bytes: safetensors, a checksum, and chunks to send."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from spopp_jax.sampler import errors
+
+CHUNK_BYTES = 512 * 1024
+
+
+def to_bytes(params: Mapping[str, np.ndarray]) -> bytes:
+  """Serializes parameters as a safetensors file.
+
+  Args:
+    params: name -> array of any shape; an empty mapping is refused.
+
+  Returns:
+    The file's bytes; equal parameters give equal bytes in any order of names.
+
+  Raises:
+    ValueError: there are no parameters.
+  """
+  if not params:
+    raise ValueError('params is empty; a snapshot needs at least one array')
+  # The serializer reads raw memory, so strided views must be copied first.
+  arrays = {
+    name: np.ascontiguousarray(params[name]).reshape(np.shape(params[name]))
+    for name in sorted(params)
+  }
+  return safetensors.numpy.save(arrays)
+
+
+def from_bytes(data: bytes) -> dict[str, np.ndarray]:
+  """Reads what `to_bytes` wrote.
+
+  Args:
+    data: bytes of a safetensors file.
+
+  Returns:
+    name -> array.
+
+  Raises:
+    PublicationError: the bytes are no safetensors file.
+  """
+  try:
+    return safetensors.numpy.load(data)
+  except safetensors.SafetensorError as error:
+    raise errors.PublicationError(
+      f'{len(data)} bytes are no safetensors file ({error}); publish again'
+    ) from error
+
+
+def checksum(data: bytes) -> str:
+  """Returns the sha256 of a snapshot's bytes, 64 hex digits."""
+  return hashlib.sha256(data).hexdigest()
+
+
+def chunks(data: bytes) -> Iterator[bytes]:
+  """Yields `data` in order in pieces of at most `CHUNK_BYTES`."""
+  for start in range(0, len(data), CHUNK_BYTES):
+    yield data[start : start + CHUNK_BYTES]
+
+
+def structure_fingerprint(params: Mapping[str, np.ndarray]) -> str:
+  """Says which model parameters belong to, whatever their values.
+
+  Args:
+    params: name -> array.
+
+  Returns:
+    sha256 over the sorted names, dtypes and shapes, 64 hex digits. Two models
+    with equal parameters but another forward pass have the same fingerprint.
+  """
+  digest = hashlib.sha256()
+  for name in sorted(params):
+    array = params[name]
+    digest.update(f'{name} {array.dtype} {tuple(array.shape)}\n'.encode())
+  return digest.hexdigest()
