@@ -23,13 +23,15 @@ class Objective(NamedTuple):
       weights [B, S]) -> (numerator [], count [], metrics); the only
       differentiated part. metrics are sums over action tokens: whoever
       divides, divides by count once, after every reduction.
+    diagnostics: (batch, advantages [N], proximal_logprobs [B, S]) ->
+      finished global values [] float32, not sums; once, on the global
+      collected batch.
   """
 
   name: str
   group_size: int
   baseline: str
   advantages: Callable[[types.PackedBatch], types.Array]
-  weights: Callable[
-    [types.PackedBatch, types.Array, types.Array], types.Array
-  ]
+  weights: Callable[[types.PackedBatch, types.Array, types.Array], types.Array]
   loss: Callable[..., tuple[types.Array, types.Array, Metrics]]
+  diagnostics: Callable[[types.PackedBatch, types.Array, types.Array], Metrics]
