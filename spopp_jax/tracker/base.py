@@ -9,7 +9,7 @@ import numpy as np
 from spopp_jax import types
 
 # Log-probabilities [T] float32 of each trajectory's tokens under the learner's
-# present parameters; entries outside the action mask are 0.
+# present parameters, observations included; the first token has none and is 0.
 ScoreFn = Callable[[Sequence[types.Trajectory]], Sequence[np.ndarray]]
 
 
@@ -33,10 +33,13 @@ class Outcome:
 class Evidence(Protocol):
   """Persistent success and failure evidence, one pair a prompt."""
 
-  def values(
-    self, task_ids: Sequence[str], policy_event: int
-  ) -> np.ndarray:
+  def values(self, task_ids: Sequence[str], policy_event: int) -> np.ndarray:
     """Returns v-hat [n] float64 as visible at a dispatch under the event."""
+
+  def counts(
+    self, task_ids: Sequence[str], policy_event: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns success and failure [n] float64 that `values` is made of."""
 
   def receive(self, outcomes: Sequence[Outcome]) -> None:
     """Takes outcomes as they return, in any order."""
@@ -44,7 +47,7 @@ class Evidence(Protocol):
   def consume(
     self, trajectories: Sequence[types.Trajectory], score: ScoreFn
   ) -> None:
-    """Takes the trajectories of a batch right after its update."""
+    """Takes a batch in receipt order, right after its update."""
 
   def state_dict(self) -> dict[str, np.ndarray]:
     """Returns everything a resumed run needs, as arrays."""
