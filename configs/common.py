@@ -139,11 +139,11 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     clip_low=config_dict.placeholder(float),
     # The ratio is clipped above at 1 + clip_high.
     clip_high=config_dict.placeholder(float),
-    # Cap on the ratio of negative advantages; 0 is off.
+    # Cap c > 1 on the ratio where the advantage is negative; 0 is off.
     dual_clip=config_dict.placeholder(float),
-    # Measure of the standardization: token or trajectory.
+    # Measure of the standardization: action_token or trajectory.
     measure=config_dict.placeholder(str),
-    # Upper truncation of the learner-to-sampler ratio; 0 is off.
+    # Upper truncation of the learner-to-sampler ratio; >= 1.
     rollout_cap=config_dict.placeholder(float),
     # What the truncated ratio speaks of: token or sequence.
     rollout_level=config_dict.placeholder(str),

@@ -208,7 +208,7 @@ def _check_schema(config: ml_collections.ConfigDict) -> None:
     # Exact types: True is no int and 1 is no float.
     if type(value) is not expected:
       raise ConfigError(f'{name} ({value!r}) must be {_RIGHT_FORM[expected]}')
-    if expected is tuple:
+    if isinstance(value, tuple):
       _check_items(name, value, type(defaults[name][0]))
 
 
@@ -246,7 +246,7 @@ def _leaf_comments() -> dict[str, str]:
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
       block = ast.unparse(node.targets[0]).removeprefix('config').lstrip('.')
       for keyword in node.value.keywords:
-        above = []
+        above: list[str] = []
         line = keyword.lineno - 2
         while lines[line].lstrip().startswith('#'):
           above.insert(0, lines[line].strip(' #'))
