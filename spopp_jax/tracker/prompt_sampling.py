@@ -47,27 +47,35 @@ def prompt_weights(
 
 
 def sample_prompts(
-  weights: np.ndarray,
+  values: np.ndarray,
   available: np.ndarray,
   count: int,
   *,
   rng: np.random.Generator,
+  floor: float = 0.05,
+  mass: np.ndarray | None = None,
+  gamma: float = 0.0,
 ) -> np.ndarray:
   """Draws prompts one after another, in proportion to the weights left.
 
   Args:
-    weights: [P] float64 > 0.
+    values: [P] float64; v-hat in [0, 1].
     available: [P] bool; False for prompts that must not be drawn, such as
       those with a request in flight.
     count: prompts to draw, without replacement.
     rng: the run's generator; advanced by the draw.
+    floor: as in `prompt_weights`.
+    mass: as in `prompt_weights`.
+    gamma: as in `prompt_weights`.
 
   Returns:
     [count] int64 indices, in the order drawn.
 
   Raises:
-    ValueError: count exceeds the number of available prompts.
+    ValueError: count exceeds the number of available prompts, or an argument
+      that `prompt_weights` refuses.
   """
+  weights = prompt_weights(values, floor=floor, mass=mass, gamma=gamma)
   candidates = np.flatnonzero(available)
   if not 0 <= count <= len(candidates):
     raise ValueError(
@@ -76,7 +84,7 @@ def sample_prompts(
     )
   if count == 0:
     return candidates[:0]
-  chances = np.asarray(weights, np.float64)[candidates]
+  chances = weights[candidates]
   return rng.choice(
     candidates, size=count, replace=False, p=chances / chances.sum()
   )
