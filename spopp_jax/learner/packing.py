@@ -1,0 +1,128 @@
+"""Packs trajectories of different lengths into rows of one static shape."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spopp_jax import types
+
+
+def row_count(needed: int, buckets: Sequence[int], limit: int) -> int:
+  """Returns the smallest bucket of at least `needed` rows, or `limit`."""
+  fitting = [b for b in buckets if needed <= b < limit]
+  return min(fitting, default=limit)
+
+
+def pack(
+  trajectories: Sequence[types.Trajectory],
+  values: Sequence[float],
+  *,
+  num_slots: int,
+  minibatches: int,
+  row_length: int,
+  row_buckets: Sequence[int],
+  rng: np.random.Generator | None = None,
+) -> types.PackedBatch:
+  """Packs a collected batch, cut into optimizer minibatches.
+
+  Trajectories are dealt to minibatches in a random order (in the given order
+  without `rng`), then laid first-fit by decreasing length into rows. Rows are
+  padded to the smallest bucket that fits every minibatch, so that a run
+  compiles once a bucket.
+
+  Args:
+    trajectories: n <= num_slots trajectories of at most row_length tokens.
+    values: n frozen baselines, in [0, 1].
+    num_slots: N, static; slots beyond n are not usable.
+    minibatches: M.
+    row_length: S.
+    row_buckets: allowed numbers of rows; one row a trajectory always fits.
+    rng: deals trajectories to minibatches.
+
+  Returns:
+    A PackedBatch of numpy arrays; those per token are [M, B, S].
+
+  Raises:
+    ValueError: too many trajectories, or one longer than a row.
+  """
+  n = len(trajectories)
+  if n > num_slots:
+    raise ValueError(f'{n} trajectories do not fit {num_slots} slots')
+  for trajectory in trajectories:
+    if len(trajectory.tokens) > row_length:
+      raise ValueError(
+        f'trajectory {trajectory.request_id} has {len(trajectory.tokens)} '
+        f'tokens, a row holds {row_length}: raise learner.row_length'
+      )
+  order = np.arange(n) if rng is None else rng.permutation(n)
+  shares = [order[m::minibatches] for m in range(minibatches)]
+  layouts = [_first_fit(share, trajectories, row_length) for share in shares]
+  rows = row_count(
+    max(len(layout) for layout in layouts),
+    row_buckets,
+    limit=-(-num_slots // minibatches),
+  )
+  shape = (minibatches, rows, row_length)
+  batch = types.PackedBatch(
+    tokens=np.zeros(shape, np.int32),
+    positions=np.zeros(shape, np.int32),
+    segment_ids=np.zeros(shape, np.int32),
+    trajectory_ids=np.full(shape, num_slots, np.int32),
+    action_mask=np.zeros(shape, bool),
+    behaviour_logprobs=np.zeros(shape, np.float32),
+    rewards=_padded([t.reward for t in trajectories], num_slots),
+    values=_padded(values, num_slots),
+    usable=np.arange(num_slots) < n,
+    group_ids=np.arange(num_slots, dtype=np.int32),
+  )
+  for m, layout in enumerate(layouts):
+    for row, members in enumerate(layout):
+      _fill_row(batch, (m, row), members, trajectories)
+  return batch
+
+
+def unpack(
+  batch: types.PackedBatch, per_token: np.ndarray, lengths: Sequence[int]
+) -> list[np.ndarray]:
+  """Returns per-token values [M, B, S] as one [T_i] array a trajectory."""
+  ids, positions = np.asarray(batch.trajectory_ids), np.asarray(batch.positions)
+  outputs = [np.zeros(length, per_token.dtype) for length in lengths]
+  for i, output in enumerate(outputs):
+    where = ids == i
+    output[positions[where]] = per_token[where]
+  return outputs
+
+
+def _first_fit(share, trajectories, row_length) -> list[list[int]]:
+  rows: list[list[int]] = []
+  free: list[int] = []
+  for i in sorted(share, key=lambda i: -len(trajectories[i].tokens)):
+    length = len(trajectories[i].tokens)
+    fit = next((r for r, space in enumerate(free) if space >= length), None)
+    if fit is None:
+      rows.append([])
+      free.append(row_length)
+      fit = len(rows) - 1
+    rows[fit].append(int(i))
+    free[fit] -= length
+  return rows
+
+
+def _fill_row(batch, at, members, trajectories) -> None:
+  start = 0
+  for segment, i in enumerate(members, start=1):
+    t = trajectories[i]
+    span = (*at, slice(start, start + len(t.tokens)))
+    batch.tokens[span] = t.tokens
+    batch.positions[span] = np.arange(len(t.tokens))
+    batch.segment_ids[span] = segment
+    batch.trajectory_ids[span] = i
+    batch.action_mask[span] = t.action_mask
+    batch.behaviour_logprobs[span] = t.behaviour_logprobs
+    start += len(t.tokens)
+
+
+def _padded(values, size) -> np.ndarray:
+  out = np.zeros(size, np.float32)
+  out[: len(values)] = values
+  return out

@@ -1,0 +1,261 @@
+"""Qwen3-style dense decoder: q/k norm, grouped queries, rotary, SwiGLU.
+
+Parameter paths equal the Hugging Face names (`model.layers.0.self_attn.
+q_proj.weight`), so saving and loading safetensors is a rename.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import chex
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from spopp_jax.models import layers
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+  """Sizes of a decoder, named as in Hugging Face's config.json.
+
+  Attributes:
+    vocab_size: rows of the embedding.
+    hidden_size: width D of the residual stream.
+    num_hidden_layers: blocks.
+    num_attention_heads: query heads; a multiple of num_key_value_heads.
+    num_key_value_heads: key and value heads.
+    head_dim: width of a head, even.
+    intermediate_size: width of the SwiGLU.
+    rope_theta: base of the rotary frequencies.
+    rms_norm_eps: epsilon inside the root of every RMSNorm.
+    tie_word_embeddings: the output matrix is the embedding.
+  """
+
+  vocab_size: int
+  hidden_size: int
+  num_hidden_layers: int
+  num_attention_heads: int
+  num_key_value_heads: int
+  head_dim: int
+  intermediate_size: int
+  rope_theta: float = 10_000.0
+  rms_norm_eps: float = 1e-6
+  tie_word_embeddings: bool = True
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if not isinstance(value, bool) and value <= 0:
+        raise ValueError(f'{field.name} ({value}) must be positive')
+    if self.num_attention_heads % self.num_key_value_heads:
+      raise ValueError(
+        f'num_attention_heads ({self.num_attention_heads}) must be a multiple '
+        f'of num_key_value_heads ({self.num_key_value_heads})'
+      )
+    if self.head_dim % 2:
+      raise ValueError(f'head_dim ({self.head_dim}) must be even')
+
+
+class KVCache(NamedTuple):
+  """Keys and values of one layer: [B, T, KV, D] each, index = position."""
+
+  keys: jax.Array
+  values: jax.Array
+
+
+class Attention(nnx.Module):
+  """Causal grouped-query attention over packed rows or a cache."""
+
+  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    c = config
+    self.config = config
+    queries = c.num_attention_heads * c.head_dim
+    keys = c.num_key_value_heads * c.head_dim
+    self.q_proj = layers.Linear(c.hidden_size, queries, rngs=rngs)
+    self.k_proj = layers.Linear(c.hidden_size, keys, rngs=rngs)
+    self.v_proj = layers.Linear(c.hidden_size, keys, rngs=rngs)
+    self.o_proj = layers.Linear(
+      queries,
+      c.hidden_size,
+      rngs=rngs,
+      scale=(2 * c.num_hidden_layers) ** -0.5,
+    )
+    self.q_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
+    self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
+
+  def __call__(
+    self,
+    hidden: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array,
+    cache: KVCache | None,
+  ) -> tuple[jax.Array, KVCache | None]:
+    """Attends within the row, or to the cache after writing to it.
+
+    Args:
+      hidden: [B, S, D] float.
+      positions: [B, S] int32; also the index in the cache. Positions at or
+        above the cache's length are not written.
+      mask: [B, S, keys] bool; True where a query sees a key.
+      cache: the layer's cache, or None.
+
+    Returns:
+      [B, S, D] float and the cache with the new keys and values.
+    """
+    c = self.config
+    batch, length, _ = hidden.shape
+    split = lambda x: x.reshape(batch, length, -1, c.head_dim)
+    queries = self.q_norm(split(self.q_proj(hidden)))
+    keys = self.k_norm(split(self.k_proj(hidden)))
+    values = split(self.v_proj(hidden))
+    queries = layers.rotary(queries, positions, c.rope_theta)
+    keys = layers.rotary(keys, positions, c.rope_theta)
+    if cache is not None:
+      rows = jnp.arange(batch)[:, None]
+      cache = KVCache(
+        cache.keys.at[rows, positions].set(keys, mode='drop'),
+        cache.values.at[rows, positions].set(values, mode='drop'),
+      )
+      keys = cache.keys[:, : mask.shape[-1]]
+      values = cache.values[:, : mask.shape[-1]]
+    attended = jax.nn.dot_product_attention(
+      queries, keys, values, mask=mask[:, None]
+    )
+    return self.o_proj(attended.reshape(batch, length, -1)), cache
+
+
+class MLP(nnx.Module):
+  """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    c = config
+    self.gate_proj = layers.Linear(
+      c.hidden_size, c.intermediate_size, rngs=rngs
+    )
+    self.up_proj = layers.Linear(c.hidden_size, c.intermediate_size, rngs=rngs)
+    self.down_proj = layers.Linear(
+      c.intermediate_size,
+      c.hidden_size,
+      rngs=rngs,
+      scale=(2 * c.num_hidden_layers) ** -0.5,
+    )
+
+  def __call__(self, hidden: jax.Array) -> jax.Array:
+    """Maps [B, S, D] to [B, S, D]."""
+    return self.down_proj(
+      jax.nn.silu(self.gate_proj(hidden)) * self.up_proj(hidden)
+    )
+
+
+class Block(nnx.Module):
+  """Pre-norm attention and SwiGLU, each with a residual."""
+
+  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    norm = lambda: layers.RMSNorm(
+      config.hidden_size, epsilon=config.rms_norm_eps
+    )
+    self.input_layernorm = norm()
+    self.self_attn = Attention(config, rngs=rngs)
+    self.post_attention_layernorm = norm()
+    self.mlp = MLP(config, rngs=rngs)
+
+  def __call__(self, hidden, positions, mask, cache):
+    """Applies the block; shapes as in `Attention`."""
+    attended, cache = self.self_attn(
+      self.input_layernorm(hidden), positions, mask, cache
+    )
+    hidden = hidden + attended
+    return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache
+
+
+class Trunk(nnx.Module):
+  """Embedding, blocks and the final norm."""
+
+  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    self.embed_tokens = layers.Embedding(
+      config.vocab_size, config.hidden_size, rngs=rngs
+    )
+    self.layers = nnx.List(
+      [Block(config, rngs=rngs) for _ in range(config.num_hidden_layers)]
+    )
+    self.norm = layers.RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps)
+
+  def __call__(self, tokens, positions, mask, caches):
+    """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
+    hidden = self.embed_tokens(tokens)
+    new_caches = []
+    for block, cache in zip(self.layers, caches, strict=True):
+      hidden, cache = block(hidden, positions, mask, cache)
+      new_caches.append(cache)
+    return self.norm(hidden), tuple(new_caches)
+
+
+class Decoder(nnx.Module):
+  """The language model: trunk and output matrix."""
+
+  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    self.config = config
+    self.model = Trunk(config, rngs=rngs)
+    if not config.tie_word_embeddings:
+      self.lm_head = layers.Linear(
+        config.hidden_size, config.vocab_size, rngs=rngs
+      )
+
+  def hidden(
+    self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+  ) -> jax.Array:
+    """Returns hidden states of packed rows.
+
+    Args:
+      tokens: [B, S] int32.
+      positions: [B, S] int32, restarting at 0 in every segment.
+      segment_ids: [B, S] int32; a token sees only earlier tokens of its own
+        segment.
+
+    Returns:
+      [B, S, D] float; state `s` predicts token `s + 1`.
+    """
+    chex.assert_equal_shape([tokens, positions, segment_ids])
+    index = jnp.arange(tokens.shape[1])
+    causal = index[:, None] >= index[None, :]
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    no_caches = (None,) * self.config.num_hidden_layers
+    return self.model(tokens, positions, same & causal, no_caches)[0]
+
+  def extend(
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    caches: tuple[KVCache, ...],
+    attend_length: int,
+  ) -> tuple[jax.Array, tuple[KVCache, ...]]:
+    """Feeds new tokens to cached sequences.
+
+    Args:
+      tokens: [B, C] int32.
+      positions: [B, C] int32; set to the cache's length or more for tokens
+        that are not there: they are not written and their output is void.
+      caches: one cache a layer, filled below each sequence's first position.
+      attend_length: static; keys at or above this position are not read, so
+        every valid position must be below it.
+
+    Returns:
+      Hidden states [B, C, D] and the extended caches.
+    """
+    keys = jnp.arange(attend_length)
+    mask = keys[None, None, :] <= positions[:, :, None]
+    return self.model(tokens, positions, mask, caches)
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """Maps hidden states [..., D] to float32 logits [..., V]."""
+    if self.config.tie_word_embeddings:
+      return self.model.embed_tokens.attend(hidden)
+    return self.lm_head(hidden).astype(jnp.float32)
+
+  def empty_caches(self, batch: int, length: int) -> tuple[KVCache, ...]:
+    """Returns zeroed caches for `batch` sequences of at most `length`."""
+    c = self.config
+    shape = (batch, length, c.num_key_value_heads, c.head_dim)
+    empty = lambda: KVCache(jnp.zeros(shape), jnp.zeros(shape))
+    return tuple(empty() for _ in range(c.num_hidden_layers))

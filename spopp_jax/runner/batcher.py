@@ -1,0 +1,196 @@
+"""Between the loop and a sampler: submit, collect first finished, drain.
+
+It holds the requests in flight, so it alone decides what counts: a reply is
+taken once, by request id; a failed attempt is retried within one budget; a
+lost sampler is restored and asked again for what it still owes.
+"""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.sampler import base
+from spopp_jax.sampler import errors
+
+_LOG = logging.getLogger(__name__)
+_TRUNCATED = (types.Status.CONTEXT_LIMIT, types.Status.LENGTH)
+
+
+class Finished(NamedTuple):
+  """A usable trajectory beside the ticket it answers."""
+
+  ticket: types.Ticket
+  trajectory: types.Trajectory
+
+
+class RolloutsFailed(RuntimeError):
+  """The sampler does not deliver; the text names what is waited for."""
+
+
+class Batcher:
+  """Collects trajectories of the requests in flight, in completion order."""
+
+  def __init__(
+    self,
+    sampler: base.Sampler,
+    sampling: types.SamplingParams,
+    *,
+    attempts: int,
+    keep_truncated: bool,
+    rollout_timeout_s: float,
+    recovery_timeout_s: float,
+    on_finished: Callable[[], None] = lambda: None,
+  ):
+    """Prepares collecting.
+
+    Args:
+      sampler: serves the requests.
+      sampling: decoding parameters of every request.
+      attempts: tries a request before it is given up.
+      keep_truncated: trajectories cut by a token limit count, as failures.
+      rollout_timeout_s: longest wait without a single reply.
+      recovery_timeout_s: deadline for bringing back a lost sampler.
+      on_finished: called after each usable trajectory, for progress bars.
+    """
+    self._sampler = sampler
+    self._sampling = sampling
+    self._attempts = attempts
+    self._keep = {types.Status.OK, *(_TRUNCATED if keep_truncated else ())}
+    self._rollout_timeout_s = rollout_timeout_s
+    self._recovery_timeout_s = recovery_timeout_s
+    self.on_finished = on_finished
+    self._waiting: dict[str, types.Ticket] = {}
+    self._published: tuple[Mapping[str, np.ndarray], int] | None = None
+    self.statuses: collections.Counter[types.Status] = collections.Counter()
+
+  @property
+  def in_flight(self) -> list[types.Ticket]:
+    """Tickets that have not been answered, oldest first."""
+    return list(self._waiting.values())
+
+  def publish(self, params: Mapping[str, np.ndarray], version: int) -> None:
+    """Makes a snapshot the one that generates; nothing may be in flight."""
+    if self._waiting:
+      raise ValueError(
+        f'version {version} cannot be published while {len(self._waiting)} '
+        'requests of the old one are in flight: drain first'
+      )
+    self._published = (params, version)
+    try:
+      self._sampler.publish(params, version)
+    except errors.SamplerLost as error:
+      self._recover(error)
+
+  def submit(self, tickets: Sequence[types.Ticket]) -> None:
+    """Sends requests off."""
+    self._waiting |= {ticket.request_id: ticket for ticket in tickets}
+    try:
+      self._sampler.submit([self._request(ticket) for ticket in tickets])
+    except errors.SamplerLost as error:
+      self._recover(error)
+
+  def collect(self, count: int) -> list[Finished]:
+    """Returns the first `count` usable trajectories to finish.
+
+    Fewer are returned when failed requests used up their attempts.
+
+    Raises:
+      RolloutsFailed: no reply within the timeout, or the sampler is lost and
+        could not be restored; names the waiting request ids.
+    """
+    finished: list[Finished] = []
+    while self._waiting and len(finished) < count:
+      try:
+        trajectory = self._sampler.next(self._rollout_timeout_s)
+      except errors.SamplerLost as error:
+        self._recover(error)
+        continue
+      except errors.SamplerTimeout as error:
+        raise RolloutsFailed(self._overdue(str(error))) from error
+      item = self._accept(trajectory)
+      if item is not None:
+        finished.append(item)
+        self.on_finished()
+    return finished
+
+  def drain(self) -> list[Finished]:
+    """Returns everything still in flight, once it has finished."""
+    return self.collect(len(self._waiting))
+
+  def _accept(self, trajectory: types.Trajectory) -> Finished | None:
+    ticket = self._waiting.pop(trajectory.request_id, None)
+    if ticket is None:
+      self.statuses[types.Status.DUPLICATE] += 1
+      return None
+    status = trajectory.status
+    if (
+      status in self._keep
+      and trajectory.policy_version != ticket.policy_version
+    ):
+      status = types.Status.STALE
+    self.statuses[status] += 1
+    if status in self._keep:
+      if status is not types.Status.OK:
+        trajectory = dataclasses.replace(trajectory, reward=0.0)
+      return Finished(ticket, trajectory)
+    _LOG.warning(
+      'request %s (%s) ended as %s: %s',
+      ticket.request_id,
+      ticket.task_id,
+      status.name.lower(),
+      trajectory.detail,
+    )
+    self._retry(ticket)
+    return None
+
+  def _retry(self, ticket: types.Ticket) -> None:
+    stem, _, attempt = ticket.request_id.partition('/')
+    tried = int(attempt or 1)
+    if tried < self._attempts:
+      # A finished request id is never run again, so a retry needs its own;
+      # the frozen baseline stays.
+      self.submit(
+        [dataclasses.replace(ticket, request_id=f'{stem}/{tried + 1}')]
+      )
+
+  def _recover(self, error: errors.SamplerLost) -> None:
+    """Restores the sampler and asks again for what it owes."""
+    _LOG.warning(
+      'sampler lost (%s); restoring it, %d requests wait, deadline %.0f s',
+      error,
+      len(self._waiting),
+      self._recovery_timeout_s,
+    )
+    try:
+      self._sampler.reconnect(self._recovery_timeout_s)
+      if self._published is not None:
+        self._sampler.publish(*self._published)
+      self._sampler.submit([self._request(t) for t in self._waiting.values()])
+    except errors.SamplerError as again:
+      raise RolloutsFailed(
+        self._overdue(f'the sampler could not be restored: {again}')
+      ) from again
+    _LOG.warning('sampler restored')
+
+  def _request(self, ticket: types.Ticket) -> base.Request:
+    return base.Request(
+      request_id=ticket.request_id,
+      task_id=ticket.task_id,
+      policy_version=ticket.policy_version,
+      seed=ticket.seed,
+      sampling=self._sampling,
+    )
+
+  def _overdue(self, reason: str) -> str:
+    ids = ', '.join(list(self._waiting)[:5])
+    more = len(self._waiting) - 5
+    waiting = f'{ids} and {more} more' if more > 0 else ids
+    return (
+      f'{reason}; waiting for {len(self._waiting)} requests ({waiting}). '
+      'Continue from the last checkpoint with --config.run.resume=True'
+    )

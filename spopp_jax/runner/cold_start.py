@@ -1,0 +1,179 @@
+"""Supervised training on demonstrated episodes, so that RL has a start."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import random
+from typing import NamedTuple
+
+import ml_collections
+import numpy as np
+import optax
+import tqdm
+
+from spopp_jax import types
+from spopp_jax.envs import household
+from spopp_jax.learner import packing, supervised
+from spopp_jax.learner import state as learner_state
+from spopp_jax.models import dense, parameters, policy_files
+from spopp_jax.models import tokenizer as tokenizer_lib
+
+# Demonstrated scenes are drawn from their own stream: they share a generator
+# with the tasks, not their seed.
+_DEMONSTRATION_STREAM = 1_000_003
+
+
+class Demonstration(NamedTuple):
+  """An episode that ends in success.
+
+  Attributes:
+    first: the first observation.
+    turns: (command, observation after it) in order.
+  """
+
+  first: str
+  turns: list[tuple[str, str]]
+
+
+def demonstrations(config: ml_collections.ConfigDict) -> list[Demonstration]:
+  """Plays the expert once in each of `cold_start.num_games` own scenes."""
+  games = household.generate_games(
+    num_games=config.cold_start.num_games,
+    seed=_DEMONSTRATION_STREAM + config.environment.seed,
+    size=config.environment.size,
+    task_types=config.environment.task_types,
+  )
+  rng = random.Random(config.seed)
+  return [
+    Demonstration(
+      household.HouseholdEnvironment(game).reset(),
+      household.expert_episode(
+        game,
+        rng=rng,
+        dither=config.cold_start.dither,
+        max_turns=config.cold_start.max_turns,
+      ),
+    )
+    for game in games
+  ]
+
+
+def build_tokenizer(
+  episodes: Iterable[Demonstration], first_observations: Iterable[str]
+) -> tokenizer_lib.WordTokenizer:
+  """Returns a tokenizer that knows the demonstrations and the tasks."""
+  texts = [text for e in episodes for turn in e.turns for text in turn]
+  texts += [e.first for e in episodes]
+  return tokenizer_lib.WordTokenizer.build([*texts, *first_observations])
+
+
+def as_trajectory(
+  episode: Demonstration, tokenizer: tokenizer_lib.WordTokenizer
+) -> types.Trajectory:
+  """Renders a demonstration as the rollout would have recorded it."""
+  pieces = [(tokenizer.prompt(episode.first), False)]
+  for command, observation in episode.turns:
+    pieces.append((tokenizer.action(command), True))
+    pieces.append((tokenizer.observation(observation), False))
+  pieces.pop()  # the rollout ends with the action that wins
+  lengths = [len(tokens) for tokens, _ in pieces]
+  mask = np.repeat([is_action for _, is_action in pieces], lengths)
+  return types.Trajectory(
+    request_id='demonstration',
+    task_id='',
+    status=types.Status.OK,
+    reward=1.0,
+    policy_version=0,
+    weights_checksum='',
+    tokens=np.concatenate([tokens for tokens, _ in pieces]),
+    action_mask=mask,
+    behaviour_logprobs=np.zeros(len(mask), np.float32),
+    num_turns=len(episode.turns),
+    sampling=types.SamplingParams(),
+  )
+
+
+def train_policy(
+  config: ml_collections.ConfigDict, first_observations: Sequence[str]
+) -> policy_files.Policy:
+  """Trains a new policy on demonstrations, with a progress bar.
+
+  Args:
+    config: reads the blocks cold_start, model, environment, learner, seed.
+    first_observations: of the tasks, for the vocabulary.
+
+  Returns:
+    The policy with float32 parameters on the host.
+  """
+  episodes = demonstrations(config)
+  tokenizer = build_tokenizer(episodes, first_observations)
+  trajectories = [as_trajectory(e, tokenizer) for e in episodes]
+  model = decoder_config(config.model, tokenizer.vocab_size)
+  c = config.cold_start
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(
+      optax.warmup_cosine_decay_schedule(
+        0.0, c.learning_rate, max(1, c.steps // 20), c.steps
+      ),
+      b2=0.99,
+      weight_decay=0.0,
+    ),
+  )
+  learner = supervised.SupervisedLearner(model, optimizer)
+  params = parameters.initial(model, config.seed)
+  state = learner_state.LearnerState(
+    params, optimizer.init(params), np.int32(0), np.int32(0)
+  )
+  batches = _batches(trajectories, config)
+  bar = tqdm.trange(
+    c.steps,
+    desc='cold start',
+    unit='step',
+    disable=not config.run.progress,
+  )
+  for _ in bar:
+    state, loss = learner.update(state, next(batches))
+    if bar.n % 20 == 0:
+      bar.set_postfix(nats=f'{float(loss):.3f}')
+  return policy_files.Policy(
+    model, {k: np.asarray(v) for k, v in state.params.items()}, tokenizer
+  )
+
+
+def decoder_config(
+  sizes: ml_collections.ConfigDict, vocab_size: int
+) -> dense.DecoderConfig:
+  """Returns the decoder's configuration from the block `model`."""
+  return dense.DecoderConfig(
+    vocab_size=vocab_size,
+    hidden_size=sizes.hidden_size,
+    num_hidden_layers=sizes.num_layers,
+    num_attention_heads=sizes.num_heads,
+    num_key_value_heads=sizes.num_key_value_heads,
+    head_dim=sizes.head_dim,
+    intermediate_size=sizes.intermediate_size,
+    rope_theta=sizes.rope_theta,
+    tie_word_embeddings=sizes.tie_embeddings,
+  )
+
+
+def _batches(
+  trajectories: Sequence[types.Trajectory], config: ml_collections.ConfigDict
+) -> Iterator[types.PackedBatch]:
+  """Yields packed batches for ever, one shuffled epoch after another."""
+  rng = np.random.default_rng(config.seed)
+  size = config.cold_start.batch_size
+  order = np.zeros(0, int)
+  while True:
+    while len(order) < size:
+      order = np.concatenate([order, rng.permutation(len(trajectories))])
+    chosen, order = order[:size], order[size:]
+    yield packing.pack(
+      [trajectories[i] for i in chosen],
+      [0.0] * size,
+      num_slots=size,
+      minibatches=1,
+      row_length=config.learner.row_length,
+      row_buckets=config.learner.row_buckets,
+    )
+
+

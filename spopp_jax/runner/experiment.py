@@ -1,0 +1,229 @@
+"""A whole run: policy, sampler, offline values, training, evaluation."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import pathlib
+import time
+from typing import Any
+
+import ml_collections
+
+from spopp_jax import envs, objectives, tracker
+from spopp_jax.envs import base as envs_base
+from spopp_jax.learner import checkpoint, update
+from spopp_jax.models import policy_files
+from spopp_jax.objectives import base as objectives_base
+from spopp_jax.runner import batcher as batcher_lib
+from spopp_jax.runner import cold_start
+from spopp_jax.runner import dispatch
+from spopp_jax.runner import estimate
+from spopp_jax.runner import logprob_check
+from spopp_jax.runner import loop
+from spopp_jax.runner import metrics
+from spopp_jax.runner import run_directory
+from spopp_jax.runner import sampling
+from spopp_jax.runner import training
+from spopp_jax.sampler import base as sampler_base
+from spopp_jax.tracker import offline_evidence
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a finished run reports.
+
+  Attributes:
+    directory: where the run wrote.
+    policy: the starting policy.
+    training: the trained components.
+    before: every task under the starting policy.
+    after: every task under the final policy.
+    wall_s: seconds of this call.
+  """
+
+  directory: pathlib.Path
+  policy: policy_files.Policy
+  training: training.Training
+  before: estimate.Estimate
+  after: estimate.Estimate
+  wall_s: float
+
+
+def run(
+  config: ml_collections.ConfigDict,
+  sampler: sampler_base.Sampler | None = None,
+) -> Result:
+  """Trains as the configuration says, or continues an earlier run.
+
+  Args:
+    config: validated (`config.load_config`).
+    sampler: serves the rollouts and is closed at the end; by default what the
+      configuration names: the service at `sampler.address`, or an own process
+      on this machine.
+
+  Returns:
+    The result; its directory holds the policy, metrics and checkpoints.
+
+  Raises:
+    ValueError: no such policy, game file or checkpoint, or log-probs of the
+      two sides that disagree.
+    SamplerError: no service at the address, or one that does not fit.
+    RolloutsFailed: the sampler does not deliver.
+    TrainingStopped: the updates are not finite.
+  """
+  start = time.perf_counter()
+  directory = run_directory.prepare(config)
+  tasks = envs.load_tasks(config.environment)
+  policy = prepare_policy(config, directory, tasks)
+  with contextlib.ExitStack() as stack:
+    if sampler is None:
+      sampler = sampling.connect(config, policy, directory, tasks)
+    stack.callback(sampler.close)
+    batcher = _make_batcher(config, sampler)
+    objective = _make_objective(config)
+    learner = _make_learner(config, policy, objective)
+    before = _offline_outcomes(
+      config, directory, policy, tasks, batcher, learner
+    )
+    components = _assemble(
+      config, directory, policy, tasks, batcher, learner, objective, before
+    )
+    stack.callback(components.metrics.close)
+    if config.run.resume:
+      components.restore()
+    else:
+      components.dispatch()
+    loop.train(components)
+    batcher.drain()
+    components.publish()
+    after = estimate.measure(
+      batcher,
+      tasks.task_ids,
+      rollouts=config.evaluation.rollouts_per_task,
+      policy_version=components.policy_version,
+      seed=config.seed,
+      purpose='evaluation',
+      progress=config.run.progress,
+    )
+  wall_s = time.perf_counter() - start
+  return Result(directory, policy, components, before, after, wall_s)
+
+
+def prepare_policy(
+  config: ml_collections.ConfigDict,
+  directory: pathlib.Path,
+  tasks: envs_base.TaskSuite,
+) -> policy_files.Policy:
+  """Loads the configured starting policy or trains one; saves it in the run.
+
+  Raises:
+    ValueError: the configured policy is missing or broken.
+  """
+  path = directory / 'policy'
+  if config.run.resume:
+    return policy_files.load(path)
+  if config.cold_start.policy:
+    policy = policy_files.load(config.cold_start.policy)
+  else:
+    policy = cold_start.train_policy(
+      config, [tasks.make(task).reset() for task in tasks.task_ids]
+    )
+  policy_files.save(path, policy)
+  return policy
+
+
+def _make_batcher(config, sampler) -> batcher_lib.Batcher:
+  return batcher_lib.Batcher(
+    sampler,
+    sampling.sampling_params(config),
+    attempts=config.dispatch.attempts,
+    keep_truncated=config.dispatch.keep_truncated,
+    rollout_timeout_s=config.sampler.rollout_timeout_s,
+    recovery_timeout_s=config.sampler.recovery_timeout_s,
+  )
+
+
+def _make_objective(config) -> objectives_base.Objective:
+  overrides = _given(config.objective)
+  return objectives.make_objective(overrides.pop('name'), overrides)
+
+
+def _make_learner(config, policy, objective) -> update.Learner:
+  return update.Learner(
+    policy.config,
+    objective,
+    update.make_optimizer(**config.optimizer),
+    temperature=config.sampler.temperature,
+    row_length=config.learner.row_length,
+    row_buckets=config.learner.row_buckets,
+  )
+
+
+def _given(block: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Settings that are not left to the method's own default."""
+  return {k: v for k, v in block.items() if v is not None}
+
+
+def _offline_outcomes(
+  config, directory, policy, tasks, batcher, learner
+) -> estimate.Estimate:
+  """Measures the starting policy on every task, or reads what was measured."""
+  path = directory / 'offline.json'
+  if config.run.resume:
+    return estimate.read(path, tasks.task_ids)
+  batcher.publish(policy.params, 0)
+  before = estimate.measure(
+    batcher,
+    tasks.task_ids,
+    rollouts=config.offline.rollouts_per_task,
+    policy_version=0,
+    seed=config.seed,
+    purpose='offline values',
+    progress=config.run.progress,
+  )
+  found = logprob_check.check(
+    before.trajectories[: config.dispatch.batch_size],
+    functools.partial(learner.score, policy.params),
+  )
+  _LOG.info('sampler-learner gap: %.2g nats a token', found.mean_abs)
+  before.write(path)
+  return before
+
+
+def _assemble(
+  config, directory, policy, tasks, batcher, learner, objective, before
+) -> training.Training:
+  """Joins the components at their state before the first step."""
+  evidence = tracker.make_evidence(
+    objective.baseline,
+    tasks.task_ids,
+    *offline_evidence.jeffreys(before.successes, before.rollouts),
+    **_given(config.evidence),
+  )
+  checkpoints = checkpoint.CheckpointStore(directory / 'checkpoints')
+  resume_step = checkpoints.latest_step() if config.run.resume else 0
+  return training.Training(
+    config=config,
+    directory=directory,
+    learner=learner,
+    state=learner.init(policy.params),
+    evidence=evidence,
+    dispatcher=dispatch.Dispatcher(
+      tasks.task_ids,
+      evidence,
+      floor=config.dispatch.floor,
+      seed=config.seed,
+    ),
+    batcher=batcher,
+    metrics=metrics.MetricsWriter(
+      directory,
+      total_steps=config.run.steps,
+      resume_step=resume_step,
+      progress=config.run.progress,
+    ),
+    checkpoints=checkpoints,
+    published=dict(policy.params),
+  )

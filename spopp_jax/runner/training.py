@@ -1,0 +1,174 @@
+"""The components of a run and everything of them that a checkpoint holds."""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+
+import jax
+import ml_collections
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.learner import checkpoint
+from spopp_jax.learner import packing
+from spopp_jax.learner import state as learner_state
+from spopp_jax.learner import update
+from spopp_jax.runner import batcher as batcher_lib
+from spopp_jax.runner import dispatch as dispatch_lib
+from spopp_jax.runner import metrics as metrics_lib
+from spopp_jax.tracker import base as tracker
+
+_MAX_SKIPPED_IN_A_ROW = 3
+
+Finished = batcher_lib.Finished
+
+
+class TrainingStopped(RuntimeError):
+  """The run cannot go on; the text says why and what to look at."""
+
+
+@dataclasses.dataclass
+class Training:
+  """One run: its components and their state.
+
+  Attributes:
+    config: the validated configuration.
+    directory: where the run writes.
+    learner: scores and updates.
+    state: parameters and optimizer state.
+    evidence: prompt values.
+    dispatcher: draws prompts.
+    batcher: talks to the sampler.
+    metrics: takes one record a step.
+    checkpoints: the run's checkpoints.
+    published: host copy of the parameters that the sampler holds.
+    policy_version: version of `published`, which is the policy event.
+    published_updates: updates_done when `published` was published.
+    updates_done: batches consumed.
+    step: batches consumed and recorded.
+  """
+
+  config: ml_collections.ConfigDict
+  directory: pathlib.Path
+  learner: update.Learner
+  state: learner_state.LearnerState
+  evidence: tracker.Evidence
+  dispatcher: dispatch_lib.Dispatcher
+  batcher: batcher_lib.Batcher
+  metrics: metrics_lib.MetricsWriter
+  checkpoints: checkpoint.CheckpointStore
+  published: dict[str, np.ndarray]
+  policy_version: int = 0
+  published_updates: int = 0
+  updates_done: int = 0
+  step: int = 0
+
+  def publish(self) -> None:
+    """Publishes the learner's parameters, unless they are published."""
+    if self.published_updates == self.updates_done:
+      return
+    self.published = {k: np.asarray(v) for k, v in self.state.params.items()}
+    self.policy_version += 1
+    self.published_updates = self.updates_done
+    self.batcher.publish(self.published, self.policy_version)
+
+  def dispatch(self) -> None:
+    """Fills the flight with requests under the published version."""
+    busy = {ticket.task_id for ticket in self.batcher.in_flight}
+    self.batcher.submit(
+      self.dispatcher.dispatch(
+        self.config.dispatch.in_flight - len(busy),
+        policy_version=self.policy_version,
+        step=self.step,
+        busy=busy,
+      )
+    )
+
+  def file_outcomes(
+    self, batch: Sequence[Finished], late: Sequence[Finished]
+  ) -> None:
+    """Hands outcomes to the evidence, each under its generating event."""
+    received = self.config.dispatch.evidence_from == 'received'
+    items = [*batch, *late] if received else batch
+    self.evidence.receive(
+      [
+        tracker.Outcome(
+          request_id=item.ticket.request_id,
+          task_id=item.ticket.task_id,
+          policy_event=item.trajectory.policy_version,
+          reward=item.trajectory.reward,
+        )
+        for item in items
+      ]
+    )
+
+  def pack(self, batch: Sequence[Finished]) -> types.PackedBatch:
+    """Packs the batch; the deal to minibatches depends on seed and step."""
+    c = self.config.learner
+    return packing.pack(
+      [item.trajectory for item in batch],
+      [item.ticket.value for item in batch],
+      num_slots=self.config.dispatch.batch_size,
+      minibatches=c.minibatches,
+      row_length=c.row_length,
+      row_buckets=c.row_buckets,
+      rng=np.random.default_rng((self.config.seed, self.step)),
+    )
+
+  def score(
+    self, trajectories: Sequence[types.Trajectory]
+  ) -> list[np.ndarray]:
+    """Log-probabilities under the learner's present parameters."""
+    return self.learner.score(self.state.params, trajectories)
+
+  def guard(self, scalars: dict[str, np.ndarray]) -> None:
+    """Stops a run whose updates are not finite again and again."""
+    if int(scalars['skipped_in_a_row']) >= _MAX_SKIPPED_IN_A_ROW:
+      self.save()
+      raise TrainingStopped(
+        f'{_MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient '
+        f'and were skipped, the last at step {self.step}; see '
+        f'{self.directory / "metrics.jsonl"}. A lower '
+        '--config.optimizer.learning_rate is the first thing to try'
+      )
+
+  def save_when_due(self) -> None:
+    """Saves every checkpoint_every_steps and after the last step."""
+    run = self.config.run
+    if self.step % run.checkpoint_every_steps == 0 or self.step == run.steps:
+      self.save()
+
+  def save(self) -> None:
+    """Writes one checkpoint that a resumed run continues from exactly."""
+    self.checkpoints.save(
+      self.step,
+      arrays={
+        'state': self.state,
+        'published': self.published,
+        'evidence': self.evidence.state_dict(),
+      },
+      extra={
+        'policy_version': self.policy_version,
+        'published_updates': self.published_updates,
+        'updates_done': self.updates_done,
+        'dispatcher': self.dispatcher.state_dict(),
+        'in_flight': [dataclasses.asdict(t) for t in self.batcher.in_flight],
+      },
+    )
+
+  def restore(self) -> None:
+    """Goes back to the newest checkpoint and asks for its rollouts again."""
+    self.step, arrays, extra = self.checkpoints.restore()
+    like = self.state
+    self.state = jax.tree.unflatten(
+      jax.tree.structure(like),
+      [jax.numpy.asarray(x) for x in jax.tree.leaves(arrays['state'])],
+    )
+    self.published = {k: np.asarray(v) for k, v in arrays['published'].items()}
+    self.evidence.load_state_dict(arrays['evidence'])
+    self.policy_version = extra['policy_version']
+    self.published_updates = extra['published_updates']
+    self.updates_done = extra['updates_done']
+    self.dispatcher.load_state_dict(extra['dispatcher'])
+    self.batcher.publish(self.published, self.policy_version)
+    self.batcher.submit([types.Ticket(**t) for t in extra['in_flight']])

@@ -1,0 +1,297 @@
+"""Decodes many episodes together, each keeping its cache across turns.
+
+One compiled call feeds every slot's queued tokens (prompt or observation) and
+then samples until each slot has ended its turn. Shapes are fixed by two short
+lists of buckets: how many tokens are fed, how much of the cache is read.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.models import dense, parameters
+from spopp_jax.sampler import base
+
+
+@dataclasses.dataclass
+class _Slot:
+  """Host side of one episode."""
+
+  seed: int
+  sampling: types.SamplingParams
+  length: int = 0  # tokens in the cache
+  queue: list[int] = dataclasses.field(default_factory=list)
+  generating: bool = False
+
+
+class DecodeEngine:
+  """Slots of one decoder; implements `sampler.base.Engine`.
+
+  A slot's tokens depend on its seed, its own history and the parameters, not
+  on its batch mates (up to the rounding of the compiled shapes).
+  """
+
+  def __init__(
+    self,
+    config: dense.DecoderConfig,
+    *,
+    num_slots: int,
+    max_context: int,
+    max_turn_tokens: int,
+    end_id: int,
+    feed_buckets: Sequence[int] = (16, 64),
+    attend_multiple: int = 64,
+  ):
+    """Allocates the cache.
+
+    Args:
+      config: the decoder.
+      num_slots: episodes decoded together.
+      max_context: tokens an episode can hold.
+      max_turn_tokens: sampled tokens a turn at most, for any request.
+      end_id: the token that ends a turn.
+      feed_buckets: increasing numbers of tokens fed by one call; longer
+        queues take several calls.
+      attend_multiple: cache positions read are rounded up to this.
+    """
+    self.num_slots = num_slots
+    self.max_context = max_context
+    self.policy_version = -1
+    self.weights_checksum = ''
+    self._config = config
+    self._max_turn_tokens = max_turn_tokens
+    self._feed_buckets = tuple(feed_buckets)
+    self._attend_multiple = attend_multiple
+    self._slots: dict[int, _Slot] = {}
+    self._parameters: dict[str, jax.Array] = {}
+    graphdef, _ = parameters.graph(config)
+    self._caches = parameters.bind(
+      graphdef, parameters.initial(config, 0)
+    ).empty_caches(num_slots, max_context)
+    self._advance = jax.jit(
+      functools.partial(
+        _advance,
+        graphdef=graphdef,
+        end_id=end_id,
+        max_turn_tokens=max_turn_tokens,
+      ),
+      static_argnames=('attend_length',),
+      donate_argnames=('caches',),
+    )
+
+  def load(
+    self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
+  ) -> None:
+    """Takes new parameters; RuntimeError while a slot is open."""
+    if self._slots:
+      raise RuntimeError(
+        f'parameters cannot change while {len(self._slots)} episodes are open'
+      )
+    parameters.check(self._config, params)
+    self._parameters = {k: jnp.asarray(v) for k, v in params.items()}
+    self.policy_version = version
+    self.weights_checksum = checksum
+
+  def open(
+    self, slot: int, *, seed: int, sampling: types.SamplingParams
+  ) -> None:
+    """Starts an episode; ValueError on parameters the engine cannot honour."""
+    if slot in self._slots:
+      raise ValueError(f'slot {slot} is already open')
+    if sampling.temperature <= 0:
+      raise ValueError(
+        f'temperature ({sampling.temperature}) must be positive'
+      )
+    if sampling.top_p != 1.0 or sampling.top_k != 0:
+      raise ValueError(
+        f'this engine samples the whole vocabulary: top_p ({sampling.top_p}) '
+        f'must be 1 and top_k ({sampling.top_k}) must be 0'
+      )
+    if not 1 <= sampling.max_turn_tokens <= self._max_turn_tokens:
+      raise ValueError(
+        f'max_turn_tokens ({sampling.max_turn_tokens}) must be in '
+        f'[1, {self._max_turn_tokens}]'
+      )
+    self._slots[slot] = _Slot(seed=seed, sampling=sampling)
+
+  def append(self, slot: int, tokens: np.ndarray) -> None:
+    """Queues ids; ValueError when they leave no room to generate."""
+    state = self._slots[slot]
+    if len(tokens) >= self.context_left(slot):
+      raise ValueError(
+        f'{len(tokens)} tokens leave no room in slot {slot}: '
+        f'{self.context_left(slot)} of {self.max_context} are left'
+      )
+    state.queue.extend(int(token) for token in tokens)
+    state.generating = True
+
+  def context_left(self, slot: int) -> int:
+    """Returns how many more tokens the slot can hold."""
+    state = self._slots[slot]
+    return self.max_context - state.length - len(state.queue)
+
+  def close(self, slot: int) -> None:
+    """Ends the episode and frees the slot."""
+    del self._slots[slot]
+
+  def step(self) -> list[base.Turn]:
+    """Feeds queued tokens and samples; returns the turns that ended."""
+    active = {s: v for s, v in self._slots.items() if v.generating}
+    if not active:
+      return []
+    longest = max(len(v.queue) for v in active.values())
+    width = next(
+      (b for b in self._feed_buckets if b >= longest), self._feed_buckets[-1]
+    )
+    feed = np.zeros((self.num_slots, width), np.int32)
+    fed = np.zeros(self.num_slots, np.int32)
+    start = np.zeros(self.num_slots, np.int32)
+    budget = np.zeros(self.num_slots, np.int32)
+    seed = np.zeros(self.num_slots, np.uint32)
+    temperature = np.ones(self.num_slots, np.float32)
+    for slot, state in active.items():
+      head = state.queue[:width]
+      feed[slot, : len(head)] = head
+      fed[slot], start[slot] = len(head), state.length
+      seed[slot] = state.seed
+      temperature[slot] = state.sampling.temperature
+      del state.queue[: len(head)]
+      state.length += len(head)
+      if not state.queue:
+        budget[slot] = min(
+          state.sampling.max_turn_tokens, self.max_context - state.length
+        )
+    self._caches, *sampled = self._advance(
+      self._parameters,
+      self._caches,
+      feed,
+      start,
+      fed,
+      budget,
+      seed,
+      temperature,
+      attend_length=self._attend_length(start, fed, budget),
+    )
+    tokens, logprobs, counts, ended = (np.asarray(x) for x in sampled)
+    return [
+      self._end_turn(slot, tokens, logprobs, int(counts[slot]), ended)
+      for slot in active
+      if budget[slot]
+    ]
+
+  def _attend_length(self, start, fed, budget) -> int:
+    needed = int((start + fed + budget).max())
+    rounded = -(-needed // self._attend_multiple) * self._attend_multiple
+    return min(rounded, self.max_context)
+
+  def _end_turn(self, slot, tokens, logprobs, count, ended) -> base.Turn:
+    state = self._slots[slot]
+    state.generating = False
+    turn = base.Turn(
+      slot=slot,
+      tokens=tokens[slot, :count].copy(),
+      logprobs=logprobs[slot, :count].copy(),
+      ended=bool(ended[slot]),
+    )
+    # The last sampled token is not in the cache yet: it leads the next feed.
+    state.length += count - 1
+    state.queue = [int(turn.tokens[-1])]
+    return turn
+
+
+def _advance(
+  params,
+  caches,
+  feed,
+  start,
+  fed,
+  budget,
+  seed,
+  temperature,
+  *,
+  graphdef: nnx.GraphDef,
+  end_id: int,
+  max_turn_tokens: int,
+  attend_length: int,
+):
+  """Feeds `feed` and samples up to `budget` tokens a slot.
+
+  Args:
+    params: the decoder's parameters by name.
+    caches: one KVCache a layer, donated.
+    feed: [B, C] int32 tokens to feed.
+    start: [B] int32; position of the first fed token.
+    fed: [B] int32; how many of `feed` are there.
+    budget: [B] int32; tokens to sample at most; 0 samples none.
+    seed: [B] uint32; each slot's own stream.
+    temperature: [B] float32.
+    graphdef: the decoder's structure.
+    end_id: the token that ends a turn.
+    max_turn_tokens: static width K of the outputs.
+    attend_length: static; cache positions read.
+
+  Returns:
+    caches, tokens [B, K] int32, logprobs [B, K] float32 nats, counts [B]
+    int32 and ended [B] bool.
+  """
+  decoder = parameters.bind(graphdef, params)
+  batch, width = feed.shape
+  absent = caches[0].keys.shape[1]
+  offsets = jnp.arange(width)[None, :]
+  positions = jnp.where(
+    offsets < fed[:, None], start[:, None] + offsets, absent
+  )
+  hidden, caches = decoder.extend(feed, positions, caches, attend_length)
+  last = jnp.take_along_axis(
+    hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1
+  )
+  position = start + fed
+  keys = jax.vmap(jax.random.key)(seed)
+
+  def sample(logits, position):
+    logprobs = jax.nn.log_softmax(logits / temperature[:, None])
+    step_keys = jax.vmap(jax.random.fold_in)(keys, position)
+    tokens = jax.vmap(jax.random.categorical)(step_keys, logprobs)
+    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
+    return tokens.astype(jnp.int32), chosen
+
+  def more(carry):
+    step, alive = carry[0], carry[1]
+    return (step < max_turn_tokens) & alive.any()
+
+  def one(carry):
+    step, alive, ended, logits, caches, tokens, logprobs, counts = carry
+    token, chosen = sample(logits, position + step)
+    tokens = tokens.at[:, step].set(jnp.where(alive, token, 0))
+    logprobs = logprobs.at[:, step].set(jnp.where(alive, chosen, 0.0))
+    counts = counts + alive
+    ended = ended | (alive & (token == end_id))
+    alive = alive & (token != end_id) & (counts < budget)
+    # Ended slots feed nothing: their position lies beyond the cache.
+    where = jnp.where(alive, position + step, absent)
+    hidden, caches = decoder.extend(
+      token[:, None], where[:, None], caches, attend_length
+    )
+    logits = decoder.logits(hidden[:, 0])
+    return step + 1, alive, ended, logits, caches, tokens, logprobs, counts
+
+  initial = (
+    jnp.int32(0),
+    budget > 0,
+    jnp.zeros(batch, bool),
+    decoder.logits(last[:, 0]),
+    caches,
+    jnp.zeros((batch, max_turn_tokens), jnp.int32),
+    jnp.zeros((batch, max_turn_tokens), jnp.float32),
+    jnp.zeros(batch, jnp.int32),
+  )
+  _, _, ended, _, caches, tokens, logprobs, counts = jax.lax.while_loop(
+    more, one, initial
+  )
+  return caches, tokens, logprobs, counts, ended
