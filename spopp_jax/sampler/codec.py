@@ -58,10 +58,12 @@ def decode_request(message: sampler_pb2.Request) -> base.Request:
   check.that(
     bool(message.task_id), 'task_id', repr(message.task_id), 'not empty'
   )
+  version = message.policy_version
+  check.that(version >= 0, 'policy_version', version, '>= 0')
   return base.Request(
     request_id=request_id,
     task_id=message.task_id,
-    policy_version=message.policy_version,
+    policy_version=version,
     seed=message.seed,
     sampling=_decode_sampling(message.sampling, check),
   )
@@ -133,11 +135,12 @@ def decode_trajectory(
     0,
     'at least 1 when the status is OK',
   )
+  has_weights = message.num_actions > 0 or message.weights_checksum
   check.that(
-    _CHECKSUM.fullmatch(message.weights_checksum) is not None,
+    not has_weights or _CHECKSUM.fullmatch(message.weights_checksum),
     'weights_checksum',
     repr(message.weights_checksum),
-    '64 hex digits',
+    '64 hex digits, or empty when nothing was generated',
   )
   check.that(
     math.isfinite(message.seconds) and message.seconds >= 0,
@@ -168,7 +171,9 @@ class _Checker:
   def __init__(self, request_id: str):
     self.request_id = request_id
 
-  def that(self, holds: bool, field: str, value: object, allowed: str) -> None:
+  def that(
+    self, holds: object, field: str, value: object, allowed: str
+  ) -> None:
     if not holds:
       raise errors.InvalidMessage(
         field, value, allowed, request_id=self.request_id

@@ -81,9 +81,9 @@ class SamplerServicer:
         its status says so. A request id that is already known is not run twice;
         its reply goes to the stream that named it last. A finished trajectory is
         kept until it is acknowledged, so a caller that lost its stream submits
-        its unanswered requests again and misses nothing. Requests of a lost
-        stream run on for a stated grace, after which they are cancelled and
-        their results forgotten.
+        its unanswered requests again and misses nothing. The stream ends when
+        the caller closes its side. Requests of an ended stream run on for a
+        stated grace, after which they are cancelled and their results forgotten.
 
         RESOURCE_EXHAUSTED: more requests are unacknowledged than max_pending.
         INVALID_ARGUMENT: a message from which no request id can be read.

@@ -1,7 +1,7 @@
 """Policy snapshots as bytes: safetensors, a checksum, and chunks to send."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import safetensors
@@ -54,9 +54,45 @@ def from_bytes(data: bytes) -> dict[str, np.ndarray]:
     ) from error
 
 
-def checksum(data: bytes) -> str:
+def checksum(data: bytes | bytearray) -> str:
   """Returns the sha256 of a snapshot's bytes, 64 hex digits."""
   return hashlib.sha256(data).hexdigest()
+
+
+def assemble(
+  pieces: Iterable[bytes], *, size_bytes: int, expected_checksum: str
+) -> dict[str, np.ndarray]:
+  """Puts a transferred snapshot together and verifies it.
+
+  Args:
+    pieces: the bytes in order, in pieces of any length.
+    size_bytes: length of all of them.
+    expected_checksum: their sha256, 64 hex digits.
+
+  Returns:
+    name -> array.
+
+  Raises:
+    PublicationError: length or checksum differ, or it is no safetensors file.
+  """
+  data = bytearray()
+  for piece in pieces:
+    data += piece
+    if len(data) > size_bytes:
+      break
+  if len(data) != size_bytes:
+    more = 'at least ' if len(data) > size_bytes else ''
+    raise errors.PublicationError(
+      f'{more}{len(data)} bytes arrived of {size_bytes} announced; publish '
+      'again'
+    )
+  arrived = checksum(data)
+  if arrived != expected_checksum:
+    raise errors.PublicationError(
+      f'the sha256 of what arrived is {arrived}, announced was '
+      f'{expected_checksum}; publish again'
+    )
+  return from_bytes(bytes(data))
 
 
 def chunks(data: bytes) -> Iterator[bytes]:

@@ -1,0 +1,420 @@
+"""The runner's end of the sampler service."""
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.sampler import (
+  base,
+  codec,
+  errors,
+  handshake,
+  options,
+  sampler_pb2,
+  sampler_pb2_grpc,
+  weights,
+)
+
+_logger = logging.getLogger(__name__)
+
+_CALL_DEADLINE_S = 30.0
+_JOIN_DEADLINE_S = 5.0
+_KEPT_ACKNOWLEDGEMENTS = 4096
+
+
+class _Connection:
+  """One channel with its rollout stream and the thread that reads it."""
+
+  def __init__(
+    self,
+    address: str,
+    limits: options.ChannelLimits,
+    arrivals: 'queue.SimpleQueue[_Arrival]',
+  ):
+    self.address = address
+    self.channel = grpc.insecure_channel(
+      address, options=limits.client_options()
+    )
+    self.stub = sampler_pb2_grpc.SamplerStub(self.channel)
+    self._arrivals = arrivals
+    self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    self._call: Any = None
+    self._reader: threading.Thread | None = None
+
+  def open_stream(self) -> None:
+    self._call = self.stub.Rollout(self._messages())
+    self._reader = threading.Thread(
+      target=self._read, name='sampler-client', daemon=True
+    )
+    self._reader.start()
+
+  def send(self, **part: Any) -> None:
+    self._outgoing.put(sampler_pb2.RolloutMessage(**part))
+
+  def acknowledge(self, request_ids: Iterable[str]) -> None:
+    self.send(
+      acknowledgement=sampler_pb2.Acknowledgement(request_ids=request_ids)
+    )
+
+  def close(self) -> None:
+    self._outgoing.put(None)
+    if self._call is not None:
+      self._call.cancel()
+    self.channel.close()
+    if self._reader is not None:
+      self._reader.join(_JOIN_DEADLINE_S)
+
+  def _messages(self) -> Iterator[Any]:
+    while (message := self._outgoing.get()) is not None:
+      yield message
+
+  def _read(self) -> None:
+    reason = 'the service closed the stream'
+    code = None
+    try:
+      for reply in self._call:
+        self._arrivals.put(reply.trajectory)
+    except grpc.RpcError as error:
+      code, reason = error.code(), f'{error.code().name}: {error.details()}'
+    self._outgoing.put(None)
+    self._arrivals.put(_Ended(self, code, reason))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ended:
+  """The last arrival of a connection."""
+
+  connection: _Connection
+  code: grpc.StatusCode | None
+  reason: str
+
+
+_Arrival = sampler_pb2.Trajectory | _Ended
+
+
+class SamplerClient:
+  """Implements `sampler.base.Sampler` over gRPC; for one runner thread.
+
+  Attributes:
+    address: where the service is.
+    service: what it said of itself at the last handshake.
+    counts: replies that were not passed on as they came: 'invalid' (turned
+      into status INVALID) and 'duplicate' (dropped).
+  """
+
+  def __init__(
+    self,
+    address: str,
+    expected: handshake.Expectation,
+    *,
+    limits: options.ChannelLimits | None = None,
+    connect_deadline_s: float = 20.0,
+    publish_deadline_s: float = 300.0,
+  ):
+    """Connects and shakes hands.
+
+    Args:
+      address: loopback 'host:port' or 'unix:path'.
+      expected: what the service must be.
+      limits: channel limits; the service must have the same.
+      connect_deadline_s: wait for a service to answer.
+      publish_deadline_s: wait for each phase of a publication.
+
+    Raises:
+      ValueError: the address leaves this machine.
+      SamplerLost: no service answers in time.
+      HandshakeRefused: the service is not the expected one.
+    """
+    options.check_address(address)
+    self.address = address
+    self.counts: collections.Counter[str] = collections.Counter()
+    self._expected = expected
+    self._limits = limits or options.ChannelLimits()
+    self._publish_deadline_s = publish_deadline_s
+    self._arrivals: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
+    self._outstanding: dict[str, base.Request] = {}
+    self._snapshots: dict[int, str] = {}
+    # A lost connection may have lost these; they are sent again.
+    self._acknowledged: collections.deque[str] = collections.deque(
+      maxlen=_KEPT_ACKNOWLEDGEMENTS
+    )
+    self._lost: errors.SamplerError | None = None
+    self._connection = self._connect(connect_deadline_s)
+
+  def submit(self, requests: Sequence[base.Request]) -> None:
+    """Sends requests; a known request_id is not run twice.
+
+    Raises:
+      SamplerLost: the connection is gone; `reconnect` first.
+      QueueFull: more would be outstanding than the service takes.
+      InvalidMessage: a request is not what sampler.proto allows.
+    """
+    if self._lost is not None:
+      raise self._lost
+    messages = [codec.encode_request(request) for request in requests]
+    fresh = {
+      request.request_id: request
+      for request in requests
+      if request.request_id not in self._outstanding
+    }
+    if len(self._outstanding) + len(fresh) > self.service.max_pending:
+      raise errors.QueueFull(
+        f'{len(self._outstanding)} requests are outstanding and {len(fresh)} '
+        f'more exceed max_pending ({self.service.max_pending}) of the '
+        'service; submit fewer at a time or raise it'
+      )
+    self._outstanding.update(fresh)
+    for message in messages:
+      self._connection.send(request=message)
+
+  def next(self, timeout_s: float) -> types.Trajectory:
+    """Returns the next finished trajectory, in completion order.
+
+    A reply that breaks the contract, or claims a snapshot that this client
+    did not activate, comes as a trajectory with status INVALID.
+
+    Raises:
+      SamplerLost: the service is gone; submit the unanswered requests again
+        after `reconnect`.
+      SamplerTimeout: nothing is outstanding, or nothing finished in time.
+      InvalidMessage: a reply from which no request id can be read.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+      if not self._outstanding:
+        raise errors.SamplerTimeout('nothing is outstanding; submit first')
+      arrival = self._take(timeout_s, deadline)
+      if isinstance(arrival, _Ended):
+        if arrival.connection is self._connection:
+          self._lost = self._loss(arrival)
+        continue
+      trajectory = self._accept(arrival)
+      if trajectory is not None:
+        return trajectory
+
+  def publish(self, params: Mapping[str, np.ndarray], version: int) -> str:
+    """Transfers, verifies and activates a snapshot.
+
+    Nothing is sent when the service already generates with exactly it.
+
+    Args:
+      params: name -> array.
+      version: must exceed the active one.
+
+    Returns:
+      sha256 of the snapshot's bytes, 64 hex digits.
+
+    Raises:
+      PublicationError: refused, damaged, or the old version did not drain in
+        time; it is still active.
+      SamplerLost: the service is gone; publish again after `reconnect`.
+    """
+    data = weights.to_bytes(params)
+    checksum = weights.checksum(data)
+    with self._calls('publication of version', version):
+      active = self._shake_hands(self._connection, _CALL_DEADLINE_S, wait=False)
+      if (version, checksum) != (
+        active.active_policy_version,
+        active.active_weights_checksum,
+      ):
+        self._connection.stub.Publish(
+          _parts(data, version, checksum), timeout=self._publish_deadline_s
+        )
+        self._connection.stub.Activate(
+          sampler_pb2.ActivateRequest(
+            policy_version=version, weights_checksum=checksum
+          ),
+          timeout=self._publish_deadline_s,
+        )
+    self._snapshots[version] = checksum
+    return checksum
+
+  def reconnect(self, deadline_s: float, address: str | None = None) -> None:
+    """Replaces the connection; results that have arrived are kept.
+
+    Args:
+      deadline_s: wait for a service to answer.
+      address: where the service is now, when it has moved.
+
+    Raises:
+      SamplerLost: no service answers in time.
+      HandshakeRefused: the service is not the expected one.
+    """
+    self._connection.close()
+    self.address = address or self.address
+    self._lost = errors.SamplerLost(f'not connected to {self.address}')
+    self._connection = self._connect(deadline_s)
+    self._lost = None
+
+  def close(self) -> None:
+    """Closes the connection; the service cancels what is outstanding."""
+    self._connection.close()
+    self._outstanding.clear()
+    self._lost = errors.SamplerLost(f'the client of {self.address} is closed')
+
+  def _connect(self, deadline_s: float) -> _Connection:
+    connection = _Connection(self.address, self._limits, self._arrivals)
+    try:
+      with self._calls('connection within', f'{deadline_s} s'):
+        self.service = self._shake_hands(connection, deadline_s, wait=True)
+      handshake.check_description(self.service, self._expected)
+    except errors.SamplerError:
+      connection.close()
+      raise
+    version = self.service.active_policy_version
+    self._snapshots[version] = self.service.active_weights_checksum
+    connection.open_stream()
+    connection.acknowledge(
+      name for name in self._acknowledged if name not in self._outstanding
+    )
+    return connection
+
+  def _shake_hands(
+    self, connection: _Connection, deadline_s: float, *, wait: bool
+  ) -> handshake.Description:
+    reply = connection.stub.Handshake(
+      handshake.request(self._limits), timeout=deadline_s, wait_for_ready=wait
+    )
+    handshake.check_contract(reply, self._limits)
+    return handshake.describe(reply)
+
+  @contextlib.contextmanager
+  def _calls(self, what: str, value: object) -> Iterator[None]:
+    """Turns the errors of gRPC into those of this boundary."""
+    try:
+      yield
+    except grpc.RpcError as error:
+      code, text = error.code(), error.details()
+      kind: type[errors.SamplerError]
+      if 'publication' in what and code in _REFUSALS:
+        kind, remedy = errors.PublicationError, 'the old version is active'
+      elif code == grpc.StatusCode.FAILED_PRECONDITION:
+        kind, remedy = errors.HandshakeRefused, 'no rollout was run'
+      else:
+        kind = errors.SamplerLost
+        remedy = 'start a sampler there, or reconnect if it was restarted'
+      raise kind(
+        f'sampler at {self.address}, {what} {value}: {code.name}: {text}; '
+        f'{remedy}'
+      ) from error
+
+  def _take(self, timeout_s: float, deadline: float) -> _Arrival:
+    try:
+      if self._lost is not None:
+        return self._arrivals.get_nowait()
+      left_s = max(0.0, deadline - time.monotonic())
+      return self._arrivals.get(timeout=left_s)
+    except queue.Empty:
+      if self._lost is not None:
+        raise self._lost from None
+      raise errors.SamplerTimeout(
+        f'nothing finished within {timeout_s} s at {self.address}; '
+        f'outstanding: {sorted(self._outstanding)}'
+      ) from None
+
+  def _loss(self, ended: _Ended) -> errors.SamplerError:
+    if ended.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+      return errors.QueueFull(f'{self.address}: {ended.reason}')
+    return errors.SamplerLost(
+      f'lost the sampler at {self.address} ({ended.reason}) with '
+      f'{len(self._outstanding)} requests unanswered; reconnect and submit '
+      'them again'
+    )
+
+  def _accept(self, message: sampler_pb2.Trajectory) -> types.Trajectory | None:
+    """Checks a reply; returns None for one that was answered before."""
+    request = self._outstanding.get(message.request_id)
+    try:
+      trajectory = codec.decode_trajectory(
+        message, max_tokens=self.service.max_context_tokens
+      )
+    except errors.InvalidMessage as error:
+      if not error.request_id:
+        self.counts['invalid'] += 1
+        raise
+      trajectory = None
+      problem = str(error)
+    if request is None:
+      self.counts['duplicate'] += 1
+      return None
+    del self._outstanding[message.request_id]
+    self._acknowledged.append(message.request_id)
+    self._connection.acknowledge([message.request_id])
+    if trajectory is not None:
+      problem = self._provenance_problem(trajectory, request)
+      if not problem:
+        return trajectory
+    self.counts['invalid'] += 1
+    _logger.warning('invalid reply for %s: %s', request.request_id, problem)
+    return _invalid(request, problem)
+
+  def _provenance_problem(
+    self, trajectory: types.Trajectory, request: base.Request
+  ) -> str:
+    """Says how a reply differs from its request and our snapshots, or ''."""
+    if trajectory.task_id != request.task_id:
+      return f'task_id is {trajectory.task_id}, asked was {request.task_id}'
+    if trajectory.status != types.Status.OK:
+      return ''
+    version = request.policy_version
+    pairs = (
+      ('policy_version', trajectory.policy_version, version),
+      (
+        'weights_checksum',
+        trajectory.weights_checksum,
+        self._snapshots.get(version),
+      ),
+      ('sampling', trajectory.sampling, request.sampling),
+    )
+    for name, theirs, ours in pairs:
+      if theirs != ours:
+        return f'{name} is {theirs}; allowed: {ours}, as asked and activated'
+    return ''
+
+
+_REFUSALS = (
+  grpc.StatusCode.FAILED_PRECONDITION,
+  grpc.StatusCode.DATA_LOSS,
+  grpc.StatusCode.DEADLINE_EXCEEDED,
+  grpc.StatusCode.INVALID_ARGUMENT,
+)
+
+
+def _parts(data: bytes, version: int, checksum: str) -> Iterator[Any]:
+  yield sampler_pb2.PublishPart(
+    header=sampler_pb2.PublishHeader(
+      policy_version=version,
+      weights_checksum=checksum,
+      size_bytes=len(data),
+    )
+  )
+  for chunk in weights.chunks(data):
+    yield sampler_pb2.PublishPart(data=chunk)
+
+
+def _invalid(request: base.Request, detail: str) -> types.Trajectory:
+  return types.Trajectory(
+    request_id=request.request_id,
+    task_id=request.task_id,
+    status=types.Status.INVALID,
+    reward=math.nan,
+    policy_version=request.policy_version,
+    weights_checksum='',
+    tokens=np.zeros(0, np.int32),
+    action_mask=np.zeros(0, bool),
+    behaviour_logprobs=np.zeros(0, np.float32),
+    num_turns=0,
+    sampling=request.sampling,
+    detail=detail,
+  )

@@ -1,0 +1,121 @@
+"""What both sides must agree on before the first rollout."""
+
+import dataclasses
+
+from spopp_jax.sampler import codec, errors, options, sampler_pb2
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+  """What a runner needs its service to be.
+
+  Attributes:
+    tokenizer_fingerprint: of the runner's tokenizer and template.
+    model_fingerprint: of the parameters that it will publish.
+    tasks_fingerprint: of the task ids that it will ask for.
+    max_context_tokens: the longest trajectory that it can take.
+  """
+
+  tokenizer_fingerprint: str
+  model_fingerprint: str
+  tasks_fingerprint: str
+  max_context_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """What a service says of itself; fields as in HandshakeReply."""
+
+  tokenizer_fingerprint: str
+  model_fingerprint: str
+  tasks_fingerprint: str
+  num_tasks: int
+  max_context_tokens: int
+  num_slots: int
+  max_pending: int
+  active_policy_version: int
+  active_weights_checksum: str
+
+
+def limits_to_message(
+  limits: options.ChannelLimits,
+) -> sampler_pb2.ChannelLimits:
+  """Returns the message of channel limits."""
+  return sampler_pb2.ChannelLimits(**dataclasses.asdict(limits))
+
+
+def request(limits: options.ChannelLimits) -> sampler_pb2.HandshakeRequest:
+  """Returns what a caller opens with."""
+  return sampler_pb2.HandshakeRequest(
+    contract_version=codec.CONTRACT_VERSION, limits=limits_to_message(limits)
+  )
+
+
+def reply(
+  description: Description, limits: options.ChannelLimits
+) -> sampler_pb2.HandshakeReply:
+  """Returns what a service answers."""
+  return sampler_pb2.HandshakeReply(
+    contract_version=codec.CONTRACT_VERSION,
+    limits=limits_to_message(limits),
+    **dataclasses.asdict(description),
+  )
+
+
+def check_contract(
+  message: sampler_pb2.HandshakeRequest | sampler_pb2.HandshakeReply,
+  limits: options.ChannelLimits,
+) -> None:
+  """Compares contract and channel limits of the other side with our own.
+
+  Raises:
+    HandshakeRefused: they differ; the text names both values.
+  """
+  pairs = [
+    ('contract_version', message.contract_version, codec.CONTRACT_VERSION)
+  ]
+  pairs += [
+    (name, getattr(message.limits, name), ours)
+    for name, ours in dataclasses.asdict(limits).items()
+  ]
+  for name, theirs, ours in pairs:
+    if theirs != ours:
+      raise errors.HandshakeRefused(
+        f'{name} is {ours} here and {theirs} on the other side; run the same '
+        'spopp_jax with the same sampler settings on both'
+      )
+
+
+def check_description(description: Description, expected: Expectation) -> None:
+  """Compares a service with what a runner needs.
+
+  Raises:
+    HandshakeRefused: it does not fit; the text names both values.
+  """
+  advice = {
+    'tokenizer_fingerprint': 'give both sides the same tokenizer files',
+    'model_fingerprint': 'give both sides the same model configuration',
+    'tasks_fingerprint': 'give both sides the same tasks',
+  }
+  for name, remedy in advice.items():
+    ours, theirs = getattr(expected, name), getattr(description, name)
+    if ours != theirs:
+      raise errors.HandshakeRefused(
+        f'{name} is {ours} at the runner and {theirs} at the service; {remedy}'
+      )
+  if description.max_context_tokens > expected.max_context_tokens:
+    raise errors.HandshakeRefused(
+      f'max_context_tokens is {expected.max_context_tokens} at the runner and '
+      f'{description.max_context_tokens} at the service; the service must not '
+      'hold longer trajectories than the runner can take'
+    )
+
+
+def describe(message: sampler_pb2.HandshakeReply) -> Description:
+  """Reads a service's answer."""
+  return Description(
+    **{
+      field.name: getattr(message, field.name)
+      for field in dataclasses.fields(Description)
+    }
+  )

@@ -1,0 +1,489 @@
+"""The rollout service: one worker thread owns the engine, gRPC feeds it.
+
+handler threads --claim--> ledger      --commands--> worker (driver, engine)
+handler threads <--stream-- ledger.finish <--results-- worker
+"""
+
+import concurrent.futures
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from spopp_jax import types
+from spopp_jax.sampler import (
+  base,
+  codec,
+  errors,
+  handshake,
+  ledger,
+  options,
+  rollout,
+  sampler_pb2,
+  sampler_pb2_grpc,
+  weights,
+)
+
+_logger = logging.getLogger(__name__)
+
+# Longest sleep of a thread that waits; bounds how late it sees a stop.
+_POLL_S = 0.2
+_HANDLER_THREADS = 16
+# Every stream holds a handler thread; the rest answer the short calls.
+_MAX_STREAMS = 8
+_HEALTH_NAMES = ('', 'spopp.sampler.v1.Sampler')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Snapshot:
+  """A verified snapshot that waits for its activation."""
+
+  version: int
+  checksum: str
+  params: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class _Activation:
+  """A command to switch; `done` is set once `refusal` is final."""
+
+  snapshot: _Snapshot
+  deadline_s: float
+  done: threading.Event = dataclasses.field(default_factory=threading.Event)
+  refusal: tuple[grpc.StatusCode, str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+  """Closes a stream: quietly, or with a status."""
+
+  code: grpc.StatusCode | None = None
+  text: str = ''
+
+
+class _Stream:
+  """What waits to be sent to one caller."""
+
+  def __init__(self) -> None:
+    self._outbox: queue.SimpleQueue[types.Trajectory | _End] = (
+      queue.SimpleQueue()
+    )
+
+  def deliver(self, trajectory: types.Trajectory) -> None:
+    self._outbox.put(trajectory)
+
+  def end(self, code: grpc.StatusCode | None = None, text: str = '') -> None:
+    self._outbox.put(_End(code, text))
+
+  def take(self) -> types.Trajectory | _End:
+    return self._outbox.get()
+
+
+class _Worker:
+  """The thread that alone touches the driver and its engine."""
+
+  def __init__(self, driver: rollout.RolloutDriver, book: ledger.Ledger):
+    self._driver = driver
+    self._book = book
+    self._commands: queue.SimpleQueue[base.Request | _Activation] = (
+      queue.SimpleQueue()
+    )
+    self._activation: _Activation | None = None
+    self._stopping = threading.Event()
+    self._on_failure: Callable[[str], None] | None = None
+    # Version and checksum in one assignment: other threads read them.
+    self.active = self._engine_snapshot()
+    self.failure = ''
+    self.ended = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, name='sampler-worker', daemon=True
+    )
+
+  def start(self, on_failure: Callable[[str], None]) -> None:
+    self._on_failure = on_failure
+    self._thread.start()
+
+  def stop(self, timeout_s: float) -> None:
+    self._stopping.set()
+    self._thread.join(timeout_s)
+
+  def send(self, command: base.Request | _Activation) -> None:
+    self._commands.put(command)
+
+  def _run(self) -> None:
+    try:
+      while not self._stopping.is_set():
+        self._take_commands()
+        for trajectory in self._driver.step():
+          self._book.finish(trajectory)
+        self._try_to_activate()
+        for request_id in self._book.expire():
+          _logger.warning('cancelled %s: nobody claims it', request_id)
+          self._driver.cancel(request_id)
+    except Exception as error:
+      # Whatever the engine raised, its state is unknown: the service ends.
+      _logger.exception('the engine failed')
+      self.failure = f'the engine failed: {type(error).__name__}: {error}'
+      if self._on_failure is not None:
+        self._on_failure(self.failure)
+    self.ended.set()
+
+  def _engine_snapshot(self) -> tuple[int, str]:
+    engine = self._driver.engine
+    return engine.policy_version, engine.weights_checksum
+
+  def _take_commands(self) -> None:
+    # While a switch is due nothing is taken: later requests come after it.
+    wait = self._driver.is_idle
+    while self._activation is None:
+      try:
+        command = self._commands.get(wait, _POLL_S)
+      except queue.Empty:
+        return
+      wait = False
+      if isinstance(command, _Activation):
+        self._activation = command
+      else:
+        self._driver.submit(command)
+
+  def _try_to_activate(self) -> None:
+    activation = self._activation
+    if activation is None:
+      return
+    if time.monotonic() > activation.deadline_s:
+      activation.refusal = (
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        f'{self._driver.num_open} episodes of version '
+        f'{self._driver.engine.policy_version} did not end in time',
+      )
+    elif not self._driver.is_idle:
+      return
+    else:
+      activation.refusal = self._load(activation.snapshot)
+    self._activation = None
+    activation.done.set()
+
+  def _load(self, snapshot: _Snapshot) -> tuple[grpc.StatusCode, str] | None:
+    try:
+      self._driver.load(
+        snapshot.params, version=snapshot.version, checksum=snapshot.checksum
+      )
+    except ValueError as error:
+      return (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f'the engine refused version {snapshot.version}: {error}',
+      )
+    self.active = self._engine_snapshot()
+    _logger.info('version %d is active', snapshot.version)
+    return None
+
+
+class _Servicer(sampler_pb2_grpc.SamplerServicer):
+  """Answers the rpcs of sampler.proto."""
+
+  def __init__(
+    self,
+    driver: rollout.RolloutDriver,
+    book: ledger.Ledger,
+    worker: _Worker,
+    *,
+    model_fingerprint: str,
+    limits: options.ChannelLimits,
+  ):
+    self._driver = driver
+    self._book = book
+    self._worker = worker
+    self._model_fingerprint = model_fingerprint
+    self._limits = limits
+    self._staged: _Snapshot | None = None
+    self._staging = threading.Lock()
+    self._streams: set[_Stream] = set()
+    self._tasks_fingerprint = rollout.tasks_fingerprint(driver.tasks.task_ids)
+
+  def end_streams(self, code: grpc.StatusCode, text: str) -> None:
+    for stream in list(self._streams):
+      stream.end(code, text)
+
+  def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
+    try:
+      handshake.check_contract(request, self._limits)
+    except errors.HandshakeRefused as error:
+      context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    self._refuse_after_failure(context)
+    version, checksum = self._worker.active
+    return handshake.reply(
+      handshake.Description(
+        tokenizer_fingerprint=self._driver.template.fingerprint,
+        model_fingerprint=self._model_fingerprint,
+        tasks_fingerprint=self._tasks_fingerprint,
+        num_tasks=len(self._driver.tasks.task_ids),
+        max_context_tokens=self._driver.engine.max_context,
+        num_slots=self._driver.engine.num_slots,
+        max_pending=self._book.max_pending,
+        active_policy_version=version,
+        active_weights_checksum=checksum,
+      ),
+      self._limits,
+    )
+
+  def _refuse_after_failure(self, context: Any) -> None:
+    if self._worker.failure:
+      context.abort(
+        grpc.StatusCode.INTERNAL,
+        f'{self._worker.failure}; restart the service',
+      )
+
+  def Rollout(self, request_iterator: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+    self._refuse_after_failure(context)
+    if len(self._streams) >= _MAX_STREAMS:
+      context.abort(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f'{_MAX_STREAMS} rollout streams are open, the most there may be',
+      )
+    stream = _Stream()
+    if not context.add_callback(stream.end):
+      return
+    self._streams.add(stream)
+    threading.Thread(
+      target=self._read,
+      args=(request_iterator, stream),
+      name='sampler-reader',
+      daemon=True,
+    ).start()
+    try:
+      while True:
+        item = stream.take()
+        if isinstance(item, _End):
+          break
+        yield sampler_pb2.RolloutReply(trajectory=codec.encode_trajectory(item))
+    finally:
+      self._streams.discard(stream)
+    if item.code is not None:
+      context.abort(item.code, item.text)
+
+  def _read(self, messages: Any, stream: _Stream) -> None:
+    """Takes in what one caller sends until its side closes."""
+    try:
+      for message in messages:
+        self._take(message, stream)
+    except errors.QueueFull as error:
+      stream.end(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    except errors.InvalidMessage as error:
+      stream.end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except grpc.RpcError:
+      _logger.info('a caller went away')
+    finally:
+      # Only here: no claim of this stream can come later.
+      self._book.abandon(stream.deliver)
+      stream.end()
+
+  def _take(self, message: Any, stream: _Stream) -> None:
+    part = message.WhichOneof('part')
+    if part == 'acknowledgement':
+      self._book.acknowledge(
+        message.acknowledgement.request_ids, stream.deliver
+      )
+      return
+    if part is None:
+      raise errors.InvalidMessage(
+        'part', 'absent', 'request or acknowledgement'
+      )
+    try:
+      request = codec.decode_request(message.request)
+      is_new = self._book.claim(request, stream.deliver)
+    except errors.InvalidMessage as error:
+      if not error.request_id:
+        raise
+      _logger.warning('refused a request: %s', error)
+      stream.deliver(self._refuse(message.request, str(error)))
+      return
+    if is_new:
+      self._worker.send(request)
+
+  def _refuse(self, message: Any, detail: str) -> types.Trajectory:
+    request = base.Request(
+      request_id=message.request_id,
+      task_id=message.task_id,
+      policy_version=message.policy_version,
+      seed=message.seed,
+      sampling=types.SamplingParams(),
+    )
+    return self._driver.answer(request, types.Status.INVALID, detail)
+
+  def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    first: Any = next(request_iterator, None)
+    if first is None or first.WhichOneof('part') != 'header':
+      context.abort(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        'the first part of a publication must be its header',
+      )
+    header = first.header
+    active, _ = self._worker.active
+    if header.policy_version <= active:
+      context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f'version {header.policy_version} must exceed the active version '
+        f'{active}; restart the service to go back',
+      )
+    try:
+      params = weights.assemble(
+        (part.data for part in request_iterator),
+        size_bytes=header.size_bytes,
+        expected_checksum=header.weights_checksum,
+      )
+    except errors.PublicationError as error:
+      context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+    with self._staging:
+      self._staged = _Snapshot(
+        header.policy_version, header.weights_checksum, params
+      )
+    return sampler_pb2.PublishReply(
+      policy_version=header.policy_version,
+      weights_checksum=header.weights_checksum,
+    )
+
+  def Activate(self, request: Any, context: Any) -> Any:  # noqa: N802
+    named = (request.policy_version, request.weights_checksum)
+    if named != self._worker.active:
+      refusal = self._switch(named, context)
+      if refusal is not None:
+        context.abort(*refusal)
+    return sampler_pb2.ActivateReply(
+      policy_version=named[0], weights_checksum=named[1]
+    )
+
+  def _switch(
+    self, named: tuple[int, str], context: Any
+  ) -> tuple[grpc.StatusCode, str] | None:
+    """Activates the staged snapshot; returns why that failed, or None."""
+    with self._staging:
+      staged = self._staged
+      if staged is None or named != (staged.version, staged.checksum):
+        return (
+          grpc.StatusCode.FAILED_PRECONDITION,
+          f'version {named[0]} with sha256 {named[1]} is not staged; publish '
+          'it first',
+        )
+      self._staged = None
+    timeout_s = context.time_remaining()
+    if timeout_s is None:
+      return (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        'Activate needs a deadline on the call',
+      )
+    activation = _Activation(staged, time.monotonic() + timeout_s)
+    self._worker.send(activation)
+    if activation.done.wait(timeout_s + _POLL_S):
+      return activation.refusal
+    return (grpc.StatusCode.DEADLINE_EXCEEDED, 'the worker did not answer')
+
+
+class SamplerServer:
+  """A running service; made by `serve`.
+
+  Attributes:
+    address: where it listens, with the port that was chosen.
+  """
+
+  def __init__(
+    self, server: Any, servicer: _Servicer, worker: _Worker, address: str
+  ):
+    self.address = address
+    self._server = server
+    self._servicer = servicer
+    self._worker = worker
+    self._health = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+    sampler_pb2_grpc.add_SamplerServicer_to_server(servicer, server)
+
+  def start(self) -> None:
+    """Starts the worker, then accepts calls, then reports SERVING."""
+    self._worker.start(self._fail)
+    self._server.start()
+    self._set_health(health_pb2.HealthCheckResponse.SERVING)
+    _logger.info('serving at %s', self.address)
+
+  def wait(self, timeout_s: float) -> str:
+    """Waits for the engine to fail; returns how it did, or '' if it has not."""
+    self._worker.ended.wait(timeout_s)
+    return self._worker.failure
+
+  def stop(self, grace_s: float = 1.0) -> None:
+    """Ends all streams, then the worker; results not sent are lost."""
+    self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    self._servicer.end_streams(grpc.StatusCode.UNAVAILABLE, 'the service stops')
+    self._server.stop(grace_s).wait(grace_s + _POLL_S)
+    self._worker.stop(grace_s)
+
+  def _fail(self, failure: str) -> None:
+    self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    self._servicer.end_streams(grpc.StatusCode.INTERNAL, failure)
+
+  def _set_health(self, status: Any) -> None:
+    for name in _HEALTH_NAMES:
+      self._health.set(name, status)
+
+
+def serve(
+  driver: rollout.RolloutDriver,
+  *,
+  model_fingerprint: str,
+  address: str = '127.0.0.1:0',
+  limits: options.ChannelLimits | None = None,
+  max_pending: int = 1024,
+  orphan_grace_s: float = 120.0,
+) -> SamplerServer:
+  """Starts a service; from then on its worker thread owns the driver.
+
+  Args:
+    driver: engine, tasks and template; idle.
+    model_fingerprint: see `weights.structure_fingerprint`.
+    address: loopback 'host:port', port 0 for any free one, or 'unix:path'.
+    limits: channel limits; the clients must have the same.
+    max_pending: requests that may be unacknowledged at a time.
+    orphan_grace_s: how long the requests of a lost stream go on.
+
+  Returns:
+    The running service; `stop` it.
+
+  Raises:
+    ValueError: the address leaves this machine, or a trajectory that fills
+      the context would exceed `max_message_bytes`.
+    SamplerError: the address is taken.
+  """
+  limits = limits or options.ChannelLimits()
+  options.check_address(address)
+  needed = options.trajectory_bytes(driver.engine.max_context)
+  if needed > limits.max_message_bytes:
+    raise ValueError(
+      f'max_message_bytes ({limits.max_message_bytes}) must be at least '
+      f'{needed} for a context of {driver.engine.max_context} tokens'
+    )
+  book = ledger.Ledger(max_pending=max_pending, orphan_grace_s=orphan_grace_s)
+  worker = _Worker(driver, book)
+  servicer = _Servicer(
+    driver, book, worker, model_fingerprint=model_fingerprint, limits=limits
+  )
+  grpc_server = grpc.server(
+    concurrent.futures.ThreadPoolExecutor(_HANDLER_THREADS),
+    options=limits.server_options(),
+  )
+  try:
+    port = grpc_server.add_insecure_port(address)
+  except RuntimeError as error:
+    raise errors.SamplerError(
+      f'cannot listen at {address} ({error}); choose another address, or port '
+      '0 for any free one'
+    ) from error
+  if not address.startswith('unix:'):
+    address = f'{address.rpartition(":")[0]}:{port}'
+  server = SamplerServer(grpc_server, servicer, worker, address)
+  server.start()
+  return server

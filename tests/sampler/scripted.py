@@ -1,0 +1,221 @@
+"""A world whose tokens can be written down: engine, tasks, template, service.
+
+Run as a program it is a sampler service on this world, for tests that need a
+process they can kill.
+"""
+
+import argparse
+import sys
+import threading
+import time
+
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.envs import base as envs_base
+from spopp_jax.sampler import (
+  base,
+  handshake,
+  lifeline,
+  options,
+  rollout,
+  service,
+  weights,
+)
+
+END = 99
+AFTER_TURN = 198
+SAMPLING = types.SamplingParams(max_turn_tokens=4, max_turns=6)
+TASK_IDS = (
+  *(f'win-{n}' for n in range(1, 6)),
+  *(f'lose-{n}' for n in range(1, 6)),
+  'endless',
+  'wordy',
+  'crash-at-reset',
+  'crash-at-step',
+  'stuck',
+)
+
+
+class Template:
+  """The word 'w30' is the id 30."""
+
+  fingerprint = 'scripted-template'
+
+  def prompt(self, observation):
+    return np.array([int(w[1:]) for w in observation.split()], np.int32)
+
+  def observation(self, observation):
+    return np.concatenate(
+      [np.array([AFTER_TURN], np.int32), self.prompt(observation)]
+    )
+
+  def action_text(self, tokens):
+    return ' '.join(f'w{token}' for token in tokens if token != END)
+
+
+class Episode:
+  """One episode; `actions` is what it was told."""
+
+  def __init__(self, task_id, release):
+    self.task_id = task_id
+    self.actions = []
+    self._release = release
+
+  def reset(self):
+    if self.task_id == 'crash-at-reset':
+      raise IndexError('Cannot choose from an empty sequence')
+    return 'w10 w11'
+
+  def step(self, action):
+    self.actions.append(action)
+    kind, _, count = self.task_id.partition('-')
+    if self.task_id == 'crash-at-step':
+      raise IndexError('Cannot choose from an empty sequence')
+    if kind == 'stuck':
+      self._release.wait(30)
+    if kind == 'wordy':
+      return envs_base.StepResult(' '.join(['w7'] * 95), False, False)
+    done = kind in ('win', 'lose') and len(self.actions) == int(count)
+    return envs_base.StepResult('w30 w31', done, done and kind == 'win')
+
+
+class Tasks:
+  """Hands out episodes and remembers them."""
+
+  task_ids = TASK_IDS
+
+  def __init__(self):
+    self.made = []
+    self.release = threading.Event()
+
+  def make(self, task_id):
+    if task_id not in TASK_IDS:
+      raise KeyError(task_id)
+    self.made.append(Episode(task_id, self.release))
+    return self.made[-1]
+
+
+def turn_at(seed, position, version, max_turn_tokens):
+  """Returns the tokens and log-probs that follow `position` ids."""
+  length = 1 + (seed + position) % max_turn_tokens
+  index = position + np.arange(length)
+  tokens = (20 + (31 * seed + index) % 7).astype(np.int32)
+  if length < max_turn_tokens:
+    tokens[-1] = END
+  logprobs = -0.125 * (1 + (version + seed + index) % 9)
+  return tokens, logprobs.astype(np.float32)
+
+
+class Engine:
+  """Ends a turn of every slot at every step; keeps each slot's ids."""
+
+  def __init__(self, num_slots=2, max_context=100, step_s=0.0, fail_after=-1):
+    self.num_slots = num_slots
+    self.max_context = max_context
+    self.policy_version = -1
+    self.weights_checksum = ''
+    self.loaded = []
+    self.histories = []
+    self._step_s = step_s
+    self._steps_left = fail_after
+    self._slots = {}
+
+  def load(self, params, *, version, checksum):
+    assert not self._slots
+    if params['w'].shape != (2,):
+      raise ValueError(f'w has shape {params["w"].shape}; allowed: (2,)')
+    self.loaded.append((version, params['w'].tolist()))
+    self.policy_version, self.weights_checksum = version, checksum
+
+  def open(self, slot, *, seed, sampling):
+    assert slot not in self._slots
+    self._slots[slot] = (seed, sampling, [], [])
+
+  def append(self, slot, tokens):
+    _, _, history, queued = self._slots[slot]
+    history.extend(tokens.tolist())
+    queued.append(True)
+
+  def context_left(self, slot):
+    return self.max_context - len(self._slots[slot][2])
+
+  def step(self):
+    if self._steps_left == 0:
+      raise RuntimeError('the accelerator is on fire')
+    self._steps_left -= 1
+    time.sleep(self._step_s)
+    turns = []
+    for slot, (seed, sampling, history, queued) in self._slots.items():
+      assert queued
+      queued.clear()
+      tokens, logprobs = turn_at(
+        seed, len(history), self.policy_version, sampling.max_turn_tokens
+      )
+      history.extend(tokens.tolist())
+      turns.append(base.Turn(slot, tokens, logprobs, tokens[-1] == END))
+    return turns
+
+  def close(self, slot):
+    self.histories.append(self._slots.pop(slot)[2])
+
+
+def params(value):
+  """Returns a snapshot that the engine takes."""
+  return {'w': np.array([value, -value], np.float32)}
+
+
+MODEL_FINGERPRINT = weights.structure_fingerprint(params(0.0))
+EXPECTED = handshake.Expectation(
+  tokenizer_fingerprint=Template.fingerprint,
+  model_fingerprint=MODEL_FINGERPRINT,
+  tasks_fingerprint=rollout.tasks_fingerprint(TASK_IDS),
+  max_context_tokens=100,
+)
+
+
+def request(number, task_id='win-2', version=0, sampling=SAMPLING):
+  """Returns request `r<number>` with the seed `number`."""
+  return base.Request(f'r{number}', task_id, version, number, sampling)
+
+
+def load(engine, value=0.5, version=0):
+  """Loads a snapshot as a publication would."""
+  checksum = weights.checksum(weights.to_bytes(params(value)))
+  engine.load(params(value), version=version, checksum=checksum)
+  return engine
+
+
+def command(**flags):
+  """Returns the command line of a service on this world."""
+  return [
+    sys.executable,
+    __file__,
+    *(f'--{name}={value}' for name, value in flags.items()),
+  ]
+
+
+def main():
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--address', default='127.0.0.1:0')
+  parser.add_argument('--step_s', type=float, default=0.0)
+  parser.add_argument('--fail_after', type=int, default=-1)
+  parser.add_argument('--max_pending', type=int, default=64)
+  parser.add_argument('--die', default='')
+  flags = parser.parse_args()
+  if flags.die:
+    sys.exit(flags.die)
+  engine = Engine(step_s=flags.step_s, fail_after=flags.fail_after)
+  driver = rollout.RolloutDriver(load(engine), Tasks(), Template())
+  server = service.serve(
+    driver,
+    model_fingerprint=MODEL_FINGERPRINT,
+    address=flags.address,
+    limits=options.ChannelLimits(),
+    max_pending=flags.max_pending,
+  )
+  lifeline.run(server)
+
+
+if __name__ == '__main__':
+  main()
