@@ -2,13 +2,11 @@
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import math
 import queue
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -22,85 +20,14 @@ from spopp_jax.sampler import (
   handshake,
   options,
   sampler_pb2,
-  sampler_pb2_grpc,
   weights,
 )
+from spopp_jax.sampler import connection as connection_lib
 
 _logger = logging.getLogger(__name__)
 
 _CALL_DEADLINE_S = 30.0
-_JOIN_DEADLINE_S = 5.0
 _KEPT_ACKNOWLEDGEMENTS = 4096
-
-
-class _Connection:
-  """One channel with its rollout stream and the thread that reads it."""
-
-  def __init__(
-    self,
-    address: str,
-    limits: options.ChannelLimits,
-    arrivals: 'queue.SimpleQueue[_Arrival]',
-  ):
-    self.address = address
-    self.channel = grpc.insecure_channel(
-      address, options=limits.client_options()
-    )
-    self.stub = sampler_pb2_grpc.SamplerStub(self.channel)
-    self._arrivals = arrivals
-    self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    self._call: Any = None
-    self._reader: threading.Thread | None = None
-
-  def open_stream(self) -> None:
-    self._call = self.stub.Rollout(self._messages())
-    self._reader = threading.Thread(
-      target=self._read, name='sampler-client', daemon=True
-    )
-    self._reader.start()
-
-  def send(self, **part: Any) -> None:
-    self._outgoing.put(sampler_pb2.RolloutMessage(**part))
-
-  def acknowledge(self, request_ids: Iterable[str]) -> None:
-    self.send(
-      acknowledgement=sampler_pb2.Acknowledgement(request_ids=request_ids)
-    )
-
-  def close(self) -> None:
-    self._outgoing.put(None)
-    if self._call is not None:
-      self._call.cancel()
-    self.channel.close()
-    if self._reader is not None:
-      self._reader.join(_JOIN_DEADLINE_S)
-
-  def _messages(self) -> Iterator[Any]:
-    while (message := self._outgoing.get()) is not None:
-      yield message
-
-  def _read(self) -> None:
-    reason = 'the service closed the stream'
-    code = None
-    try:
-      for reply in self._call:
-        self._arrivals.put(reply.trajectory)
-    except grpc.RpcError as error:
-      code, reason = error.code(), f'{error.code().name}: {error.details()}'
-    self._outgoing.put(None)
-    self._arrivals.put(_Ended(self, code, reason))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ended:
-  """The last arrival of a connection."""
-
-  connection: _Connection
-  code: grpc.StatusCode | None
-  reason: str
-
-
-_Arrival = sampler_pb2.Trajectory | _Ended
 
 
 class SamplerClient:
@@ -142,7 +69,9 @@ class SamplerClient:
     self._expected = expected
     self._limits = limits or options.ChannelLimits()
     self._publish_deadline_s = publish_deadline_s
-    self._arrivals: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
+    self._arrivals: queue.SimpleQueue[connection_lib.Arrival] = (
+      queue.SimpleQueue()
+    )
     self._outstanding: dict[str, base.Request] = {}
     self._snapshots: dict[int, str] = {}
     # A lost connection may have lost these; they are sent again.
@@ -176,7 +105,7 @@ class SamplerClient:
       )
     self._outstanding.update(fresh)
     for message in messages:
-      self._connection.send(request=message)
+      self._connection.send(message)
 
   def next(self, timeout_s: float) -> types.Trajectory:
     """Returns the next finished trajectory, in completion order.
@@ -195,7 +124,7 @@ class SamplerClient:
       if not self._outstanding:
         raise errors.SamplerTimeout('nothing is outstanding; submit first')
       arrival = self._take(timeout_s, deadline)
-      if isinstance(arrival, _Ended):
+      if isinstance(arrival, connection_lib.Ended):
         if arrival.connection is self._connection:
           self._lost = self._loss(arrival)
         continue
@@ -263,8 +192,10 @@ class SamplerClient:
     self._outstanding.clear()
     self._lost = errors.SamplerLost(f'the client of {self.address} is closed')
 
-  def _connect(self, deadline_s: float) -> _Connection:
-    connection = _Connection(self.address, self._limits, self._arrivals)
+  def _connect(self, deadline_s: float) -> connection_lib.Connection:
+    connection = connection_lib.Connection(
+      self.address, self._limits, self._arrivals
+    )
     try:
       with self._calls('connection within', f'{deadline_s} s'):
         self.service = self._shake_hands(connection, deadline_s, wait=True)
@@ -281,7 +212,11 @@ class SamplerClient:
     return connection
 
   def _shake_hands(
-    self, connection: _Connection, deadline_s: float, *, wait: bool
+    self,
+    connection: connection_lib.Connection,
+    deadline_s: float,
+    *,
+    wait: bool,
   ) -> handshake.Description:
     reply = connection.stub.Handshake(
       handshake.request(self._limits), timeout=deadline_s, wait_for_ready=wait
@@ -309,7 +244,7 @@ class SamplerClient:
         f'{remedy}'
       ) from error
 
-  def _take(self, timeout_s: float, deadline: float) -> _Arrival:
+  def _take(self, timeout_s: float, deadline: float) -> connection_lib.Arrival:
     try:
       if self._lost is not None:
         return self._arrivals.get_nowait()
@@ -323,7 +258,7 @@ class SamplerClient:
         f'outstanding: {sorted(self._outstanding)}'
       ) from None
 
-  def _loss(self, ended: _Ended) -> errors.SamplerError:
+  def _loss(self, ended: connection_lib.Ended) -> errors.SamplerError:
     if ended.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
       return errors.QueueFull(f'{self.address}: {ended.reason}')
     return errors.SamplerLost(

@@ -11,8 +11,8 @@ class Expectation:
 
   Attributes:
     tokenizer_fingerprint: of the runner's tokenizer and template.
-    model_fingerprint: of the parameters that it will publish.
-    tasks_fingerprint: of the task ids that it will ask for.
+    model_fingerprint: of the architecture whose parameters it publishes.
+    tasks_fingerprint: of its task ids (`rollout.tasks_fingerprint`).
     max_context_tokens: the longest trajectory that it can take.
   """
 

@@ -22,13 +22,11 @@ _MAX_DETAIL_CHARACTERS = 500
 
 
 class Template(Protocol):
-  """Turns texts into the ids around a turn, and a turn into a command.
+  """Turns texts into the ids around a turn, and a turn into a command."""
 
-  Attributes:
-    fingerprint: equal on both sides when they read ids alike.
-  """
-
-  fingerprint: str
+  @property
+  def fingerprint(self) -> str:
+    """A digest; equal when two sides read ids alike."""
 
   def prompt(self, observation: str) -> np.ndarray:
     """Returns [k] int32: the first observation and the mark of a turn."""
@@ -90,6 +88,7 @@ class RolloutDriver:
     self.tasks = tasks
     self.template = template
     self._env_timeout_s = env_timeout_s
+    self._task_ids = frozenset(tasks.task_ids)
     self._queue: collections.deque[base.Request] = collections.deque()
     self._episodes: dict[int, _Episode] = {}
     self._pool = _new_pool()
@@ -192,16 +191,16 @@ class RolloutDriver:
         f'asked for version {request.policy_version}; the active one is '
         f'{self.engine.policy_version}',
       )
-    try:
-      environment = self.tasks.make(request.task_id)
-    except KeyError:
+    if request.task_id not in self._task_ids:
       return self.answer(
         request,
         types.Status.INVALID,
         f'task_id {request.task_id!r} is not one of the '
-        f'{len(self.tasks.task_ids)} tasks of this service',
+        f'{len(self._task_ids)} tasks of this service',
       )
-    observation, error = self._call(environment.reset)
+    environment, error = self._call(self.tasks.make, request.task_id)
+    if not error:
+      observation, error = self._call(environment.reset)
     if error:
       return self.answer(request, types.Status.ENV_ERROR, error)
     prompt = self.template.prompt(observation)
@@ -214,7 +213,10 @@ class RolloutDriver:
         f'{request.sampling.max_turn_tokens} exceed the context of '
         f'{self.engine.max_context}',
       )
-    self.engine.open(slot, seed=request.seed, sampling=request.sampling)
+    try:
+      self.engine.open(slot, seed=request.seed, sampling=request.sampling)
+    except ValueError as refusal:
+      return self.answer(request, types.Status.INVALID, str(refusal))
     self.engine.append(slot, prompt)
     episode = _Episode(
       request=request,

@@ -10,11 +10,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from spopp_jax import types
@@ -30,34 +29,14 @@ from spopp_jax.sampler import (
   sampler_pb2_grpc,
   weights,
 )
+from spopp_jax.sampler import worker as worker_lib
 
 _logger = logging.getLogger(__name__)
 
-# Longest sleep of a thread that waits; bounds how late it sees a stop.
-_POLL_S = 0.2
 _HANDLER_THREADS = 16
 # Every stream holds a handler thread; the rest answer the short calls.
 _MAX_STREAMS = 8
 _HEALTH_NAMES = ('', 'spopp.sampler.v1.Sampler')
-
-
-@dataclasses.dataclass(frozen=True)
-class _Snapshot:
-  """A verified snapshot that waits for its activation."""
-
-  version: int
-  checksum: str
-  params: dict[str, np.ndarray]
-
-
-@dataclasses.dataclass
-class _Activation:
-  """A command to switch; `done` is set once `refusal` is final."""
-
-  snapshot: _Snapshot
-  deadline_s: float
-  done: threading.Event = dataclasses.field(default_factory=threading.Event)
-  refusal: tuple[grpc.StatusCode, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,105 +65,6 @@ class _Stream:
     return self._outbox.get()
 
 
-class _Worker:
-  """The thread that alone touches the driver and its engine."""
-
-  def __init__(self, driver: rollout.RolloutDriver, book: ledger.Ledger):
-    self._driver = driver
-    self._book = book
-    self._commands: queue.SimpleQueue[base.Request | _Activation] = (
-      queue.SimpleQueue()
-    )
-    self._activation: _Activation | None = None
-    self._stopping = threading.Event()
-    self._on_failure: Callable[[str], None] | None = None
-    # Version and checksum in one assignment: other threads read them.
-    self.active = self._engine_snapshot()
-    self.failure = ''
-    self.ended = threading.Event()
-    self._thread = threading.Thread(
-      target=self._run, name='sampler-worker', daemon=True
-    )
-
-  def start(self, on_failure: Callable[[str], None]) -> None:
-    self._on_failure = on_failure
-    self._thread.start()
-
-  def stop(self, timeout_s: float) -> None:
-    self._stopping.set()
-    self._thread.join(timeout_s)
-
-  def send(self, command: base.Request | _Activation) -> None:
-    self._commands.put(command)
-
-  def _run(self) -> None:
-    try:
-      while not self._stopping.is_set():
-        self._take_commands()
-        for trajectory in self._driver.step():
-          self._book.finish(trajectory)
-        self._try_to_activate()
-        for request_id in self._book.expire():
-          _logger.warning('cancelled %s: nobody claims it', request_id)
-          self._driver.cancel(request_id)
-    except Exception as error:
-      # Whatever the engine raised, its state is unknown: the service ends.
-      _logger.exception('the engine failed')
-      self.failure = f'the engine failed: {type(error).__name__}: {error}'
-      if self._on_failure is not None:
-        self._on_failure(self.failure)
-    self.ended.set()
-
-  def _engine_snapshot(self) -> tuple[int, str]:
-    engine = self._driver.engine
-    return engine.policy_version, engine.weights_checksum
-
-  def _take_commands(self) -> None:
-    # While a switch is due nothing is taken: later requests come after it.
-    wait = self._driver.is_idle
-    while self._activation is None:
-      try:
-        command = self._commands.get(wait, _POLL_S)
-      except queue.Empty:
-        return
-      wait = False
-      if isinstance(command, _Activation):
-        self._activation = command
-      else:
-        self._driver.submit(command)
-
-  def _try_to_activate(self) -> None:
-    activation = self._activation
-    if activation is None:
-      return
-    if time.monotonic() > activation.deadline_s:
-      activation.refusal = (
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        f'{self._driver.num_open} episodes of version '
-        f'{self._driver.engine.policy_version} did not end in time',
-      )
-    elif not self._driver.is_idle:
-      return
-    else:
-      activation.refusal = self._load(activation.snapshot)
-    self._activation = None
-    activation.done.set()
-
-  def _load(self, snapshot: _Snapshot) -> tuple[grpc.StatusCode, str] | None:
-    try:
-      self._driver.load(
-        snapshot.params, version=snapshot.version, checksum=snapshot.checksum
-      )
-    except ValueError as error:
-      return (
-        grpc.StatusCode.FAILED_PRECONDITION,
-        f'the engine refused version {snapshot.version}: {error}',
-      )
-    self.active = self._engine_snapshot()
-    _logger.info('version %d is active', snapshot.version)
-    return None
-
-
 class _Servicer(sampler_pb2_grpc.SamplerServicer):
   """Answers the rpcs of sampler.proto."""
 
@@ -192,17 +72,18 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     self,
     driver: rollout.RolloutDriver,
     book: ledger.Ledger,
-    worker: _Worker,
+    worker: worker_lib.Worker,
     *,
     model_fingerprint: str,
     limits: options.ChannelLimits,
   ):
+    self.failure = ''
     self._driver = driver
     self._book = book
     self._worker = worker
     self._model_fingerprint = model_fingerprint
     self._limits = limits
-    self._staged: _Snapshot | None = None
+    self._staged: worker_lib.Snapshot | None = None
     self._staging = threading.Lock()
     self._streams: set[_Stream] = set()
     self._tasks_fingerprint = rollout.tasks_fingerprint(driver.tasks.task_ids)
@@ -234,10 +115,9 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     )
 
   def _refuse_after_failure(self, context: Any) -> None:
-    if self._worker.failure:
+    if self.failure:
       context.abort(
-        grpc.StatusCode.INTERNAL,
-        f'{self._worker.failure}; restart the service',
+        grpc.StatusCode.INTERNAL, f'{self.failure}; restart the service'
       )
 
   def Rollout(self, request_iterator: Any, context: Any) -> Iterator[Any]:  # noqa: N802
@@ -341,7 +221,7 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     except errors.PublicationError as error:
       context.abort(grpc.StatusCode.DATA_LOSS, str(error))
     with self._staging:
-      self._staged = _Snapshot(
+      self._staged = worker_lib.Snapshot(
         header.policy_version, header.weights_checksum, params
       )
     return sampler_pb2.PublishReply(
@@ -378,11 +258,18 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         grpc.StatusCode.INVALID_ARGUMENT,
         'Activate needs a deadline on the call',
       )
-    activation = _Activation(staged, time.monotonic() + timeout_s)
+    activation = worker_lib.Activation(staged, time.monotonic() + timeout_s)
     self._worker.send(activation)
-    if activation.done.wait(timeout_s + _POLL_S):
-      return activation.refusal
-    return (grpc.StatusCode.DEADLINE_EXCEEDED, 'the worker did not answer')
+    while not activation.done.wait(worker_lib.POLL_S):
+      if self.failure:
+        return grpc.StatusCode.INTERNAL, self.failure
+      if time.monotonic() > activation.deadline_s + worker_lib.POLL_S:
+        return grpc.StatusCode.DEADLINE_EXCEEDED, 'the worker did not answer'
+    if activation.is_late:
+      return grpc.StatusCode.DEADLINE_EXCEEDED, activation.refusal
+    if activation.refusal:
+      return grpc.StatusCode.FAILED_PRECONDITION, activation.refusal
+    return None
 
 
 class SamplerServer:
@@ -393,38 +280,55 @@ class SamplerServer:
   """
 
   def __init__(
-    self, server: Any, servicer: _Servicer, worker: _Worker, address: str
+    self,
+    server: Any,
+    servicer: _Servicer,
+    worker: worker_lib.Worker,
+    address: str,
   ):
     self.address = address
     self._server = server
     self._servicer = servicer
     self._worker = worker
+    self._ended = threading.Event()
+    self._thread = threading.Thread(
+      target=self._work, name='sampler-worker', daemon=True
+    )
     self._health = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
     sampler_pb2_grpc.add_SamplerServicer_to_server(servicer, server)
 
   def start(self) -> None:
     """Starts the worker, then accepts calls, then reports SERVING."""
-    self._worker.start(self._fail)
+    self._thread.start()
     self._server.start()
     self._set_health(health_pb2.HealthCheckResponse.SERVING)
     _logger.info('serving at %s', self.address)
 
   def wait(self, timeout_s: float) -> str:
     """Waits for the engine to fail; returns how it did, or '' if it has not."""
-    self._worker.ended.wait(timeout_s)
-    return self._worker.failure
+    self._ended.wait(timeout_s)
+    return self._servicer.failure
 
   def stop(self, grace_s: float = 1.0) -> None:
     """Ends all streams, then the worker; results not sent are lost."""
     self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     self._servicer.end_streams(grpc.StatusCode.UNAVAILABLE, 'the service stops')
-    self._server.stop(grace_s).wait(grace_s + _POLL_S)
-    self._worker.stop(grace_s)
+    self._server.stop(grace_s).wait(grace_s + worker_lib.POLL_S)
+    self._worker.stop()
+    self._thread.join(grace_s)
 
-  def _fail(self, failure: str) -> None:
-    self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-    self._servicer.end_streams(grpc.StatusCode.INTERNAL, failure)
+  def _work(self) -> None:
+    try:
+      self._worker.run()
+    except Exception as error:
+      # Whatever the engine raised, its state is unknown: the service ends.
+      _logger.exception('the worker failed')
+      failure = f'the worker failed: {type(error).__name__}: {error}'
+      self._servicer.failure = failure
+      self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+      self._servicer.end_streams(grpc.StatusCode.INTERNAL, failure)
+    self._ended.set()
 
   def _set_health(self, status: Any) -> None:
     for name in _HEALTH_NAMES:
@@ -444,7 +348,8 @@ def serve(
 
   Args:
     driver: engine, tasks and template; idle.
-    model_fingerprint: see `weights.structure_fingerprint`.
+    model_fingerprint: of the engine's architecture; the runner must name the
+      same.
     address: loopback 'host:port', port 0 for any free one, or 'unix:path'.
     limits: channel limits; the clients must have the same.
     max_pending: requests that may be unacknowledged at a time.
@@ -467,7 +372,7 @@ def serve(
       f'{needed} for a context of {driver.engine.max_context} tokens'
     )
   book = ledger.Ledger(max_pending=max_pending, orphan_grace_s=orphan_grace_s)
-  worker = _Worker(driver, book)
+  worker = worker_lib.Worker(driver, book)
   servicer = _Servicer(
     driver, book, worker, model_fingerprint=model_fingerprint, limits=limits
   )

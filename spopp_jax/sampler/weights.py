@@ -99,20 +99,3 @@ def chunks(data: bytes) -> Iterator[bytes]:
   """Yields `data` in order in pieces of at most `CHUNK_BYTES`."""
   for start in range(0, len(data), CHUNK_BYTES):
     yield data[start : start + CHUNK_BYTES]
-
-
-def structure_fingerprint(params: Mapping[str, np.ndarray]) -> str:
-  """Says which model parameters belong to, whatever their values.
-
-  Args:
-    params: name -> array.
-
-  Returns:
-    sha256 over the sorted names, dtypes and shapes, 64 hex digits. Two models
-    with equal parameters but another forward pass have the same fingerprint.
-  """
-  digest = hashlib.sha256()
-  for name in sorted(params):
-    array = params[name]
-    digest.update(f'{name} {array.dtype} {tuple(array.shape)}\n'.encode())
-  return digest.hexdigest()

@@ -1,0 +1,105 @@
+"""One channel to a service with its rollout stream."""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+
+from spopp_jax.sampler import options, sampler_pb2, sampler_pb2_grpc
+
+_JOIN_DEADLINE_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ended:
+  """The last arrival of a connection.
+
+  Attributes:
+    connection: the one that ended.
+    code: gRPC status; None when the service closed the stream without one.
+    reason: in words.
+  """
+
+  connection: 'Connection'
+  code: grpc.StatusCode | None
+  reason: str
+
+
+Arrival = sampler_pb2.Trajectory | Ended
+
+
+class Connection:
+  """One channel, its rollout stream and the thread that reads it.
+
+  Attributes:
+    stub: the calls of sampler.proto on this channel.
+  """
+
+  def __init__(
+    self,
+    address: str,
+    limits: options.ChannelLimits,
+    arrivals: 'queue.SimpleQueue[Arrival]',
+  ):
+    """Prepares a channel; the first call connects it.
+
+    Args:
+      address: 'host:port' or 'unix:path'.
+      limits: channel limits.
+      arrivals: where the stream's replies and its end are put.
+    """
+    self._channel = grpc.insecure_channel(
+      address, options=limits.client_options()
+    )
+    self.stub = sampler_pb2_grpc.SamplerStub(self._channel)
+    self._arrivals = arrivals
+    self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    self._call: Any = None
+    self._reader: threading.Thread | None = None
+
+  def open_stream(self) -> None:
+    """Opens the rollout stream and starts to read it."""
+    self._call = self.stub.Rollout(self._messages())
+    self._reader = threading.Thread(
+      target=self._read, name='sampler-client', daemon=True
+    )
+    self._reader.start()
+
+  def send(self, request: sampler_pb2.Request) -> None:
+    """Queues a request; it is lost when the stream has ended."""
+    self._outgoing.put(sampler_pb2.RolloutMessage(request=request))
+
+  def acknowledge(self, request_ids: Iterable[str]) -> None:
+    """Queues an acknowledgement; it is lost when the stream has ended."""
+    acknowledgement = sampler_pb2.Acknowledgement(request_ids=request_ids)
+    self._outgoing.put(
+      sampler_pb2.RolloutMessage(acknowledgement=acknowledgement)
+    )
+
+  def close(self) -> None:
+    """Ends the stream and closes the channel."""
+    self._outgoing.put(None)
+    if self._call is not None:
+      self._call.cancel()
+    self._channel.close()
+    if self._reader is not None:
+      self._reader.join(_JOIN_DEADLINE_S)
+
+  def _messages(self) -> Iterator[Any]:
+    while (message := self._outgoing.get()) is not None:
+      yield message
+
+  def _read(self) -> None:
+    code, reason = None, 'the service closed the stream'
+    try:
+      for reply in self._call:
+        self._arrivals.put(reply.trajectory)
+    except grpc.RpcError as error:
+      code = error.code()
+      reason = f'{code.name}: {error.details()}'
+    # Frees the thread of gRPC that waits for messages to send.
+    self._outgoing.put(None)
+    self._arrivals.put(Ended(self, code, reason))
