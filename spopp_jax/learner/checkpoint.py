@@ -71,6 +71,11 @@ class CheckpointStore:
     """Returns the newest complete checkpoint's step; None without any."""
     return max(self.steps(), default=None)
 
+  def clear(self) -> None:
+    """Removes every checkpoint; a run that starts anew calls it."""
+    for step in self.steps():
+      shutil.rmtree(self._path(step))
+
   def save(
     self, step: int, arrays: Mapping[str, Any], extra: Mapping[str, Any]
   ) -> None:

@@ -130,6 +130,16 @@ def test_a_step_is_not_saved_twice_or_out_of_order(tmp_path):
       store.save(step, {}, {})
 
 
+def test_after_clear_a_run_starts_anew(tmp_path):
+  store = checkpoint.CheckpointStore(tmp_path)
+  store.clear()
+  store.save(5, {}, {})
+  store.clear()
+  assert store.latest_step() is None
+  store.save(1, {}, {})
+  assert store.steps() == [1]
+
+
 def test_an_unfinished_save_does_not_count_and_is_replaced(tmp_path):
   store = checkpoint.CheckpointStore(tmp_path)
   store.save(1, {'a': {'x': np.ones(2)}}, {})
