@@ -1,0 +1,215 @@
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spopp_jax import objectives, types
+
+
+def _reference(episodes, *, measure, dual_clip, level):
+  """The recipe in float64 loops: A~ [N], numerator and raw token weights."""
+  counted = [m.sum() for m in episodes.action_mask]
+  advantages = episodes.rewards.astype(float) - episodes.values
+  weights = np.array(counted) if measure == 'action_token' else np.sign(counted)
+  mean = (weights * advantages).sum() / weights.sum()
+  variance = (weights * (advantages - mean) ** 2).sum() / (weights.sum() - 1)
+  scaled = (advantages - mean) / (math.sqrt(variance) + 1e-8)
+  scaled[np.array(counted) == 0] = 0
+  numerator, raw = 0.0, []
+  for i, mask in enumerate(episodes.action_mask):
+    steps = (episodes.proximal[i] - episodes.behaviour[i])[mask]
+    if level == 'sequence':
+      steps = np.full(len(steps), steps.sum())
+    ratios = np.exp((episodes.current[i] - episodes.proximal[i])[mask])
+    raw.extend(np.exp(steps))
+    for ratio, weight in zip(ratios, np.exp(steps), strict=True):
+      a = scaled[i]
+      loss = max(-a * ratio, -a * min(max(ratio, 0.8), 1.28))
+      if a < 0:
+        loss = min(loss, -dual_clip * a)
+      numerator += min(weight, 2.0) * loss
+  return scaled, numerator, np.array(raw)
+
+
+@pytest.mark.parametrize('level', ['token', 'sequence'])
+@pytest.mark.parametrize(
+  'name, measure, dual_clip',
+  [('spopp', 'action_token', 2.0), ('spo', 'trajectory', 10.0)],
+)
+def test_the_whole_recipe(
+  make_jitted, episodes, name, measure, dual_clip, level
+):
+  objective = make_jitted(name, rollout_level=level)
+  batch, proximal, current = episodes.pack()
+  advantages = objective.advantages(batch)
+  weights = objective.weights(batch, proximal, advantages)
+  numerator, count, metrics = objective.loss(
+    current, batch, proximal, advantages, weights
+  )
+  want, total, raw = _reference(
+    episodes, measure=measure, dual_clip=dual_clip, level=level
+  )
+  np.testing.assert_allclose(advantages, want, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(numerator, total, rtol=1e-4)
+  assert count == len(raw)
+  np.testing.assert_allclose(
+    metrics['rollout_weight'], np.minimum(raw, 2).sum(), rtol=1e-5
+  )
+  got = objective.diagnostics(batch, advantages, proximal)
+  np.testing.assert_allclose(
+    got['weight_truncated_mean'], np.minimum(raw, 2).mean(), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    got['weight_truncated_fraction'], (raw > 2).mean(), rtol=1e-6
+  )
+  if level == 'token':
+    np.testing.assert_allclose(got['weight_token_mean'], raw.mean(), rtol=1e-5)
+    np.testing.assert_allclose(got['weight_token_max'], raw.max(), rtol=1e-5)
+    np.testing.assert_allclose(
+      got['weight_token_ess_fraction'],
+      raw.sum() ** 2 / (raw**2).sum() / len(raw),
+      rtol=1e-5,
+    )
+    assert raw.max() > 2  # statistics after truncation would differ
+
+
+def test_token_measure_centres_what_the_loss_sees(make_jitted, episodes):
+  batch, proximal, _ = episodes.pack()
+  spopp = make_jitted('spopp')
+  got = spopp.diagnostics(batch, spopp.advantages(batch), proximal)
+  np.testing.assert_allclose(got['advantage_token_mean'], 0, atol=1e-6)
+  assert abs(got['length_residual']) > 1e-2
+
+
+def test_trajectory_measure_leaves_the_eq_5_residual(make_jitted, episodes):
+  batch, proximal, _ = episodes.pack()
+  spo = make_jitted('spo')
+  got = spo.diagnostics(batch, spo.advantages(batch), proximal)
+  np.testing.assert_allclose(
+    got['advantage_token_mean'], got['length_residual'], rtol=1e-4
+  )
+  assert abs(got['length_residual']) > 1e-2
+
+
+def test_the_measure_is_the_only_difference_of_the_measure_switch(
+  make_jitted, episodes
+):
+  batch, *_ = episodes.pack()
+  one = make_jitted('spopp', measure='trajectory')
+  spo = make_jitted('spo')
+  np.testing.assert_array_equal(one.advantages(batch), spo.advantages(batch))
+
+
+def test_a_trajectory_without_actions_enters_no_statistic(
+  make_jitted, episodes
+):
+  batch, *_ = episodes.pack()
+  for name in ('spo', 'spopp'):
+    objective = make_jitted(name)
+    want = objective.advantages(batch)
+    assert want[2] == 0
+    batch.rewards[2] = np.nan
+    np.testing.assert_array_equal(objective.advantages(batch), want)
+
+
+@pytest.mark.parametrize('name', ['spo', 'spopp'])
+def test_adv07_equal_advantages_make_no_update(make_jitted, cases, name):
+  case = cases['ADV-07']
+  lengths = case['input']['L']
+  mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+  size = len(lengths)
+  zeros = np.zeros(mask.shape, np.int32)
+  logprobs = np.full(mask.shape, -1.0, np.float32)
+  batch = types.PackedBatch(
+    tokens=zeros,
+    positions=zeros,
+    segment_ids=zeros + 1,
+    trajectory_ids=zeros + np.arange(size, dtype=np.int32)[:, None],
+    action_mask=mask,
+    behaviour_logprobs=logprobs,
+    rewards=np.array(case['input']['A_float32'], np.float32),
+    values=np.zeros(size, np.float32),
+    usable=np.ones(size, bool),
+    group_ids=np.arange(size, dtype=np.int32),
+  )
+  objective = make_jitted(name)
+  advantages = objective.advantages(batch)
+  weights = objective.weights(batch, logprobs, advantages)
+  numerator, *_ = objective.loss(logprobs, batch, logprobs, advantages, weights)
+  got = objective.diagnostics(batch, advantages, logprobs)
+  np.testing.assert_array_equal(advantages, case['expected']['A_tilde'])
+  assert numerator == case['expected']['loss']
+  assert (
+    got['degenerate_batch'] == case['expected']['metrics']['degenerate_batch']
+  )
+
+
+def test_agg05_sequence_weights_read_no_padding(make_jitted, cases):
+  case = cases['AGG-05']
+  mask = np.array(case['input']['mask'], bool)
+  zeros = np.zeros(mask.shape, np.int32)
+  dirty = np.where(mask, 0.0, 10.0).astype(np.float32)
+  batch = types.PackedBatch(
+    tokens=zeros,
+    positions=zeros,
+    segment_ids=zeros + 1,
+    trajectory_ids=zeros,
+    action_mask=mask,
+    behaviour_logprobs=-dirty,
+    rewards=np.ones(1, np.float32),
+    values=np.zeros(1, np.float32),
+    usable=np.ones(1, bool),
+    group_ids=np.zeros(1, np.int32),
+  )
+  objective = make_jitted('spopp', rollout_level='sequence')
+  advantages = jnp.ones(1)
+  weights = objective.weights(batch, dirty, advantages)
+  numerator, count, _ = objective.loss(dirty, batch, dirty, advantages, weights)
+  assert numerator / count == case['expected']['loss']
+
+
+def test_dual_clip_off(make_jitted):
+  # One negative token far above the clip range, at weight 1.
+  ids = np.zeros((1, 1), np.int32)
+  batch = types.PackedBatch(
+    tokens=ids,
+    positions=ids,
+    segment_ids=ids + 1,
+    trajectory_ids=ids,
+    action_mask=np.ones((1, 1), bool),
+    behaviour_logprobs=np.zeros((1, 1), np.float32),
+    rewards=np.zeros(1, np.float32),
+    values=np.ones(1, np.float32),
+    usable=np.ones(1, bool),
+    group_ids=np.zeros(1, np.int32),
+  )
+  zero = np.zeros((1, 1), np.float32)
+  for dual_clip, want in ((0.0, 20.0), (3.0, 3.0)):
+    objective = make_jitted('spopp', dual_clip=dual_clip)
+    numerator, *_ = objective.loss(
+      zero + np.float32(np.log(20)), batch, zero, -np.ones(1), zero + 1
+    )
+    np.testing.assert_allclose(numerator, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'overrides, words',
+  [
+    ({'dual_clip': 1.0}, r'dual_clip \(1.0\) must exceed 1'),
+    ({'dual_clip': float('inf')}, r'dual_clip \(inf\)'),
+    ({'dual_clip': '2'}, r"dual_clip \('2'\) must be a number"),
+    ({'clip_low': 1.0}, r'clip_low \(1.0\) must lie in \[0, 1\)'),
+    ({'clip_high': -0.1}, r'clip_high \(-0.1\) must be at least 0'),
+    ({'clip_high': True}, r'clip_high \(True\) must be a number'),
+    ({'rollout_cap': 0.5}, r'rollout_cap \(0.5\) must be at least 1'),
+    ({'rollout_cap': float('nan')}, r'rollout_cap \(nan\)'),
+    ({'measure': 'token'}, r"measure \('token'\) must be one of"),
+    ({'rollout_level': 'row'}, r"rollout_level \('row'\) must be one of"),
+    ({'baseline': 'mean'}, r"baseline \('mean'\) must be one of"),
+    ({'center': 1}, r'center \(1\) must be a bool'),
+  ],
+)
+def test_values_out_of_range_are_refused(overrides, words):
+  with pytest.raises(ValueError, match=words):
+    objectives.make_objective('spopp', overrides)
