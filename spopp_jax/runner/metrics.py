@@ -18,6 +18,7 @@ import tqdm
 from spopp_jax import types
 
 _FILE = 'metrics.jsonl'
+_EVENTS_FLUSH_S = 5
 _PROGRESS_INTERVAL_S = 0.2
 _PROGRESS_LINE_INTERVAL_S = 10.0  # where the output is no terminal
 
@@ -195,7 +196,11 @@ def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, float]]:
 
 
 class MetricsWriter:
-  """Writes one record a step, in order and without gaps."""
+  """Writes one record a step, in order and without gaps.
+
+  A written record survives the process being killed in metrics.jsonl; the
+  TensorBoard events of its last seconds do not.
+  """
 
   def __init__(
     self,
@@ -227,7 +232,11 @@ class MetricsWriter:
     self._next_step = resume_step
     self._file = path.open('a', encoding='utf-8')
     self._events = tensorboardX.SummaryWriter(
-      str(directory / 'tensorboard'), purge_step=resume_step
+      str(directory / 'tensorboard'),
+      purge_step=resume_step,
+      flush_secs=_EVENTS_FLUSH_S,
+      # Two files of one second would otherwise share a name.
+      filename_suffix=f'.{self._attempt}',
     )
     self._bar = _progress_bar(
       stream or sys.stderr, total_steps, resume_step, progress
@@ -261,7 +270,6 @@ class MetricsWriter:
     for name, value in values.items():
       if math.isfinite(value):
         self._events.add_scalar(name, value, step)
-    self._events.flush()
     self._bar.set_postfix_str(_summary(values), refresh=False)
     self._bar.update()
     self._next_step = step + 1

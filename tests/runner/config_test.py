@@ -113,7 +113,8 @@ def test_ill_typed_override_is_refused(override, words):
     (['optimizer.b2=1'], ['optimizer.b2 (1.0)', '[0, 1)']),
     (['evidence.retention=1'], ['evidence.retention (1.0)', '(0, 1)']),
     (['evidence.retention_min=0.97'], ['retention_min', 'retention_max']),
-    (['sampler.top_p=0'], ['sampler.top_p (0.0)']),
+    (['sampler.top_p=0'], ['sampler.top_p (0.0)', '(0, 1]']),
+    (['sampler.temperature=0'], ['sampler.temperature (0.0)', '(0, inf)']),
     (['sampler.top_p=0.9'], ['sampler.top_p (0.9)', 'not exact']),
     (['sampler.top_k=5'], ['sampler.top_k', '(5)', 'not exact']),
     (['sampler.address=localhost'], ["'localhost'", 'host:port']),
@@ -153,6 +154,10 @@ def test_a_type_lost_after_none_is_refused():
   config.run.steps = None
   with pytest.raises(config_lib.ConfigError, match=r'run\.steps \(None\)'):
     config_lib.validate_config(config)
+  config.run.steps = True
+  with pytest.raises(config_lib.ConfigError, match=r'run\.steps \(True\)'):
+    config_lib.validate_config(config)
+  config.run.steps = None
   config.run.steps = 'many'
   with pytest.raises(config_lib.ConfigError, match=r"run\.steps \('many'\)"):
     config_lib.validate_config(config)

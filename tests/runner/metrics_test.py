@@ -30,18 +30,21 @@ def read_lines(directory):
 
 def read_events(directory):
   """Returns (step, tag, value) of every scalar, file after file."""
-  found = []
+  return [
+    (event.step, value.tag, value.simple_value)
+    for event in all_events(directory)
+    for value in event.summary.value
+  ]
+
+
+def all_events(directory):
   for path in sorted((directory / 'tensorboard').iterdir()):
     content, at = path.read_bytes(), 0
     while at < len(content):
       (size,) = struct.unpack_from('<Q', content, at)
       event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-      found += [
-        (event.step, value.tag, value.simple_value)
-        for value in event.summary.value
-      ]
+      yield event
       at += 16 + size
-  return found
 
 
 def test_one_line_and_one_event_a_step(tmp_path):
@@ -61,6 +64,25 @@ def test_resume_leaves_no_gap_and_no_duplicate(tmp_path):
   lines = read_lines(tmp_path)
   assert [line['step'] for line in lines] == list(range(8))
   assert [line['attempt'] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_tensorboard_is_told_which_steps_a_resume_replaces(tmp_path):
+  write_steps(tmp_path, range(5))
+  write_steps(tmp_path, range(3, 5), resume_step=3)
+  starts = [
+    event.step
+    for event in all_events(tmp_path)
+    if event.session_log.status == event_pb2.SessionLog.START
+  ]
+  assert starts == [0, 3]
+  assert [step for step, _, _ in read_events(tmp_path)] == [0, 1, 2, 3, 4, 3, 4]
+
+
+def test_a_written_step_survives_a_kill(tmp_path):
+  writer = metrics_lib.MetricsWriter(tmp_path, total_steps=1, progress=False)
+  with contextlib.closing(writer):
+    writer.write(0, {'loss': 1.0})
+    assert len(read_lines(tmp_path)) == 1
 
 
 def test_attempt_counts_attempts_whose_steps_are_gone(tmp_path):
