@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from spopp_jax.envs.household import pddl
-from spopp_jax.envs.household.domain import FLUENTS, TYPES
+from spopp_jax.envs.household.domain import FLUENTS, PREDICATES, TYPES
 
 Facts = AbstractSet[tuple[str, ...]]
 Binding = dict[str, str]
@@ -170,6 +170,9 @@ class _Compiler:
     if words[0] == '=':
       self._arguments(node, 2)
       return _Equal(words[1], words[2])
+    if words[0] not in PREDICATES:
+      raise ValueError(f'goal: unknown predicate or connective {words[0]!r}')
+    self._arguments(node, len(PREDICATES[words[0]]))
     return _Atom(words)
 
   def _exists(self, node: tuple[pddl.Node, ...], bound: frozenset[str]) -> Test:
@@ -181,6 +184,8 @@ class _Compiler:
         raise ValueError(f'goal: exists needs a list of variables: {declared}')
       variables.extend(pddl.typed_list(declared))
     names = tuple(name for name, _ in variables)
+    if not names:
+      raise ValueError(f'goal: {node} binds no variable')
     if len(set(names)) != len(names) or bound & set(names):
       raise ValueError(f'goal: variables {names} are bound twice')
     conjuncts = (

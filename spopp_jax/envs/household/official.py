@@ -21,7 +21,8 @@ def load_games(path: str | pathlib.Path) -> list[Game]:
     path: a `.jsonl` or `.jsonl.xz` file with one game a row (keys id, type,
       task, walkthrough, pddl_problem), a `game.tw-pddl` file, or a directory
       that is searched for `game.tw-pddl` files. Such a file's type stands in
-      the `task_type` of a traj_data.json beside it, else in its path.
+      the `task_type` of a traj_data.json beside it, else in its path. Files
+      that say `"solvable": false` are left out.
 
   Returns:
     The games: rows in order, files sorted by path, with distinct ids.
@@ -44,16 +45,17 @@ def load_games(path: str | pathlib.Path) -> list[Game]:
 def _read(path: pathlib.Path) -> Iterator[tuple[str, Game]]:
   if path.is_dir():
     for file in sorted(path.rglob('game.tw-pddl')):
-      yield (
-        str(file),
-        _read_file(file, file.parent.relative_to(path).as_posix()),
-      )
+      game = _read_file(file, file.parent.relative_to(path).as_posix())
+      if game is not None:
+        yield str(file), game
   elif not path.is_file():
     raise GameError(f'{path}: no such file or directory')
   elif path.name.endswith(('.jsonl', '.jsonl.xz')):
     yield from _read_rows(path)
   elif path.name.endswith('.tw-pddl'):
-    yield str(path), _read_file(path, path.parent.name)
+    game = _read_file(path, path.parent.name)
+    if game is not None:
+      yield str(path), game
   else:
     raise GameError(
       f'{path}: expected a directory, a .jsonl, .jsonl.xz or .tw-pddl file'
@@ -61,23 +63,25 @@ def _read(path: pathlib.Path) -> Iterator[tuple[str, Game]]:
 
 
 def _read_rows(path: pathlib.Path) -> Iterator[tuple[str, Game]]:
+  opener = lzma.open if path.suffix == '.xz' else open
+  number = 0
   try:
-    if path.suffix == '.xz':
-      text = lzma.decompress(path.read_bytes()).decode('utf-8')
-    else:
-      text = path.read_text(encoding='utf-8')
-  except (lzma.LZMAError, UnicodeDecodeError) as error:
-    raise GameError(f'{path}: not readable, the file looks cut: {error}') from (
-      error
-    )
-  for number, line in enumerate(text.splitlines(), start=1):
-    if line.strip():
-      where = f'{path}, row {number}'
-      yield where, game_from_row(_load_json(line, where), where)
+    with opener(path, 'rt', encoding='utf-8') as lines:
+      for number, line in enumerate(lines, start=1):
+        if line.strip():
+          where = f'{path}, row {number}'
+          yield where, game_from_row(_load_json(line, where), where)
+  except (EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+    raise GameError(
+      f'{path}: not readable after row {number}, the file looks cut: {error}'
+    ) from error
 
 
-def _read_file(path: pathlib.Path, game_id: str) -> Game:
+def _read_file(path: pathlib.Path, game_id: str) -> Game | None:
+  """Reads one game; None when the file says that it cannot be won."""
   data = _load_json(path.read_bytes(), str(path))
+  if data.get('solvable') is False:
+    return None
   grammar = _text(data, 'grammar', str(path))
   task = _TASK.search(grammar)
   if task is None:

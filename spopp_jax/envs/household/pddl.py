@@ -1,6 +1,7 @@
 """Reads and writes the part of PDDL that household games are written in."""
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def parse(text: str) -> Node:
       closed = tuple(stack.pop())
       stack[-1].append(closed)
     else:
-      stack[-1].append(token)
+      stack[-1].append(sys.intern(token))
   if len(stack) > 1:
     raise ValueError(
       f'{len(stack) - 1} parentheses are not closed; the text looks cut'
@@ -104,12 +105,8 @@ def parse_problem(text: str) -> Problem:
   for name in (':objects', ':init', ':goal'):
     if not sections.get(name):
       raise ValueError(f'section {name} is missing or empty')
-  facts = set()
-  for atom in sections[':init']:
-    if not isinstance(atom, tuple) or not atom:
-      raise ValueError(f'expected a fact, found {atom!r}')
-    if atom[0] != '=':
-      facts.add(_flat(atom))
+  # Official problems repeat facts many times over: drop repeats first.
+  facts = {_flat(atom) for atom in set(sections[':init']) if atom[:1] != ('=',)}
   if len(sections[':goal']) != 1:
     raise ValueError('section :goal must hold one formula')
   return Problem(
@@ -119,7 +116,9 @@ def parse_problem(text: str) -> Problem:
   )
 
 
-def _flat(atom: tuple[Node, ...]) -> tuple[str, ...]:
+def _flat(atom: Node) -> tuple[str, ...]:
+  if isinstance(atom, str) or not atom:
+    raise ValueError(f'expected a fact, found {atom!r}')
   words = tuple(word for word in atom if isinstance(word, str))
   if len(words) != len(atom):
     raise ValueError(f'a fact must be flat, found {atom}')
