@@ -71,27 +71,26 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     head_dim=16,
     # Width of the feed-forward layer.
     intermediate_size=192,
-    # Base of the rotary position frequencies.
-    rope_theta=10000.0,
-    # True shares the embedding with the output layer.
-    tie_embeddings=True,
   )
   config.cold_start = config_dict.create(
     # Directory of a saved policy to start from; '' trains one on walkthroughs.
     policy='',
     # Supervised optimizer steps.
-    steps=400,
+    steps=150,
+    # Turns that a demonstration takes at most; more than the step limit shows
+    # the policy how to go on, not how to be quick.
+    max_turns=20,
     # Demonstrations a supervised step.
     batch_size=32,
     # Peak learning rate of supervised training.
     learning_rate=3e-3,
     # Chance in [0, 1) of a useless action before each useful one.
-    dither=0.4,
+    dither=0.6,
     # Scenes whose walkthroughs are demonstrated; apart from the tasks.
     num_games=2000,
   )
   config.offline = config_dict.create(
-    # Rollouts a prompt under the starting policy for the first values; >= 0.
+    # Rollouts a task under the starting policy; they give the first values.
     rollouts_per_task=8,
   )
   config.evaluation = config_dict.create(
@@ -109,10 +108,6 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     max_turn_tokens=8,
     # Logits are divided by it; > 0.
     temperature=1.0,
-    # Nucleus in (0, 1]; 1 is off.
-    top_p=1.0,
-    # Tokens kept; 0 is off.
-    top_k=0,
     # Wait for the service to accept a connection at most, in s.
     connect_timeout_s=120.0,
     # Wait for the next finished rollout at most, in s.
@@ -125,10 +120,12 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     batch_size=96,
     # Rollouts in flight at once; more than batch_size over-dispatches.
     in_flight=96,
+    # Tries a request before it is given up, after failures of its episode.
+    attempts=3,
+    # Episodes cut by a token limit count: as failures, True, or not at all.
+    keep_truncated=True,
     # Policy updates a collected rollout may lag; 0 is synchronous, 1 overlaps.
     max_lag_events=1,
-    # Weight in (0, inf) added to every prompt's chance of being picked.
-    floor=0.05,
     # When an outcome becomes evidence: received (on return) or consumed.
     evidence_from='received',
   )
@@ -151,24 +148,22 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     baseline=config_dict.placeholder(str),
   )
   config.evidence = config_dict.create(
-    # Weight kept a policy event by event_time evidence; (0, 1).
-    retention=0.875,
-    # Lowest weight kept a visit by receipt_order evidence; (0, 1).
-    retention_min=0.875,
-    # Highest weight kept a visit by receipt_order evidence; (0, 1).
-    retention_max=0.96,
+    # Weight that event_time evidence keeps a policy event.
+    retention=config_dict.placeholder(float),
+    # Lowest weight that receipt_order evidence keeps a visit.
+    retention_min=config_dict.placeholder(float),
+    # Highest weight that receipt_order evidence keeps a visit.
+    retention_max=config_dict.placeholder(float),
     # Drift in nats at which receipt_order evidence keeps one half.
-    drift_half_life=0.06,
-    # Drift of the policy on a stored response: abs_logratio, k1 or k3.
-    drift_estimator='abs_logratio',
-    # Tokens the drift is averaged over: action or response.
-    drift_mask='action',
+    drift_half_life=config_dict.placeholder(float),
+    # Drift on a stored response in receipt_order: abs_logratio, k1 or k3.
+    drift_estimator=config_dict.placeholder(str),
+    # Tokens the drift is averaged over in receipt_order: action or response.
+    drift_mask=config_dict.placeholder(str),
   )
   config.optimizer = config_dict.create(
     # Peak learning rate of AdamW.
     learning_rate=4e-4,
-    # Decay of the first moment; [0, 1).
-    b1=0.9,
     # Decay of the second moment; [0, 1).
     b2=0.99,
     # Decoupled weight decay; >= 0.
@@ -182,8 +177,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Optimizer steps a collected batch, each on its own part of it.
     minibatches=4,
     # Tokens of a packed row.
-    row_length=512,
+    row_length=256,
     # Row counts a minibatch is padded to, rising; one compilation each.
-    row_buckets=(4, 8, 16, 32),
+    row_buckets=(8, 12, 16),
   )
   return config.lock()

@@ -1,14 +1,14 @@
 """The jitted learner step: advantages once, then one pass of minibatches."""
 
-from collections.abc import Callable, Mapping, Sequence
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 
 from spopp_jax import types
 from spopp_jax.kernels import token_logprobs
@@ -21,32 +21,30 @@ from spopp_jax.objectives import base as objectives
 def make_optimizer(
   *,
   learning_rate: float,
-  b1: float,
   b2: float,
   weight_decay: float,
   max_grad_norm: float,
-  warmup_updates: int,
+  warmup_steps: int,
 ) -> optax.GradientTransformation:
   """Returns AdamW after global-norm clipping, with a linear warm-up.
 
   Args:
     learning_rate: reached after the warm-up.
-    b1: decay of the first moment.
     b2: decay of the second moment.
     weight_decay: decoupled, per update and learning rate.
     max_grad_norm: global norm that gradients are clipped to.
-    warmup_updates: optimizer updates from 1/warmup_updates of the rate to all
+    warmup_steps: optimizer updates from 1/warmup_steps of the rate to all
       of it; 0 is none.
   """
-  if warmup_updates:
+  if warmup_steps:
     schedule = optax.linear_schedule(
-      learning_rate / warmup_updates, learning_rate, warmup_updates - 1
+      learning_rate / warmup_steps, learning_rate, warmup_steps - 1
     )
   else:
     schedule = optax.constant_schedule(learning_rate)
   return optax.chain(
     optax.clip_by_global_norm(max_grad_norm),
-    optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay),
+    optax.adamw(schedule, b2=b2, weight_decay=weight_decay),
   )
 
 
@@ -64,9 +62,22 @@ class Learner:
     optimizer: optax.GradientTransformation,
     *,
     temperature: float = 1.0,
+    minibatch_size: int,
     row_length: int,
     row_buckets: Sequence[int],
   ):
+    """Compiles nothing yet.
+
+    Args:
+      config: the decoder.
+      objective: gives advantages, weights and loss.
+      optimizer: applied to every minibatch.
+      temperature: > 0; the sampler's, so that log-probs mean the same.
+      minibatch_size: trajectories that are scored at a time.
+      row_length: S, tokens of a packed row.
+      row_buckets: allowed numbers of rows.
+    """
+    self._minibatch_size = minibatch_size
     self._optimizer = optimizer
     self._row_length = row_length
     self._row_buckets = tuple(row_buckets)
@@ -106,12 +117,21 @@ class Learner:
     Every token but the first is scored, observations included; the first has
     no predecessor and gets 0.
     """
-    if not trajectories:
-      return []
+    logprobs: list[np.ndarray] = []
+    for start in range(0, len(trajectories), self._minibatch_size):
+      group = trajectories[start : start + self._minibatch_size]
+      logprobs += self._score_group(params, group)
+    return logprobs
+
+  def _score_group(
+    self,
+    params: parameters.Parameters,
+    trajectories: Sequence[types.Trajectory],
+  ) -> list[np.ndarray]:
     batch = packing.pack(
       trajectories,
       [0.0] * len(trajectories),
-      num_slots=len(trajectories),
+      num_slots=self._minibatch_size,
       minibatches=1,
       row_length=self._row_length,
       row_buckets=self._row_buckets,

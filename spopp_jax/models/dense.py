@@ -8,9 +8,9 @@ import dataclasses
 from typing import NamedTuple
 
 import chex
-from flax import nnx
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from spopp_jax.models import layers
 
@@ -221,7 +221,7 @@ class Decoder(nnx.Module):
     causal = index[:, None] >= index[None, :]
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
     no_caches = (None,) * self.config.num_hidden_layers
-    return self.model(tokens, positions, same & causal, no_caches)[0]
+    return self.model(tokens, positions, same & causal[None], no_caches)[0]
 
   def extend(
     self,

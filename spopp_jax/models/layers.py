@@ -3,9 +3,9 @@
 import math
 
 import chex
-from flax import nnx
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 
 class Linear(nnx.Module):

@@ -1,13 +1,13 @@
 """Parameters as flat dictionaries keyed by their Hugging Face names."""
 
-from collections.abc import Mapping
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 
-from flax import nnx
 import jax
 import numpy as np
+from flax import nnx
 
 from spopp_jax.models import dense
 

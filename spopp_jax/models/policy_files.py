@@ -1,9 +1,9 @@
 """A policy as a directory: config.json, model.safetensors, tokenizer.json."""
 
-from collections.abc import Mapping
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,10 @@ from spopp_jax.models import dense, parameters
 from spopp_jax.models import tokenizer as tokenizer_lib
 
 _MODEL_TYPE = 'qwen3'
+
+
+class PolicyError(ValueError):
+  """A policy directory is missing, broken or does not fit together."""
 
 
 class Policy(NamedTuple):
@@ -41,19 +45,22 @@ def load(directory: str | pathlib.Path) -> Policy:
   """Reads a policy directory.
 
   Raises:
-    ValueError: naming the file that is missing, broken or does not fit.
+    PolicyError: naming the file that is missing, broken or does not fit.
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():
-    raise ValueError(
+    raise PolicyError(
       f'{directory} is not a directory; a policy directory holds config.json, '
       'model.safetensors and tokenizer.json (experiments/cold_start.py makes '
       'one)'
     )
   config = _read_config(directory / 'config.json')
-  tokenizer = tokenizer_lib.WordTokenizer.load(directory / 'tokenizer.json')
+  try:
+    tokenizer = tokenizer_lib.WordTokenizer.load(directory / 'tokenizer.json')
+  except ValueError as error:
+    raise PolicyError(str(error)) from error
   if tokenizer.vocab_size > config.vocab_size:
-    raise ValueError(
+    raise PolicyError(
       f'{directory}: the tokenizer has {tokenizer.vocab_size} ids, the model '
       f'only {config.vocab_size}'
     )
@@ -61,11 +68,11 @@ def load(directory: str | pathlib.Path) -> Policy:
   try:
     params = safetensors.numpy.load_file(path)
   except (OSError, safetensors.SafetensorError) as error:
-    raise ValueError(f'cannot read the parameters {path}: {error}') from error
+    raise PolicyError(f'cannot read the parameters {path}: {error}') from error
   try:
     parameters.check(config, params)
   except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
+    raise PolicyError(f'{path}: {error}') from error
   return Policy(config, params, tokenizer)
 
 
@@ -73,10 +80,10 @@ def _read_config(path: pathlib.Path) -> dense.DecoderConfig:
   try:
     fields = json.loads(path.read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
-    raise ValueError(f'cannot read the model sizes {path}: {error}') from error
+    raise PolicyError(f'cannot read the model sizes {path}: {error}') from error
   if fields.pop('model_type', None) != _MODEL_TYPE:
-    raise ValueError(f'{path}: model_type must be {_MODEL_TYPE!r}')
+    raise PolicyError(f'{path}: model_type must be {_MODEL_TYPE!r}')
   try:
     return dense.DecoderConfig(**fields)
   except TypeError as error:
-    raise ValueError(f'{path}: {error}') from error
+    raise PolicyError(f'{path}: {error}') from error

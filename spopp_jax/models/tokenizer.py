@@ -5,9 +5,9 @@ two-word command ("go to") are one token each. Built with `tokenizers`, saved
 as tokenizer.json beside the model.
 """
 
-from collections.abc import Iterable
 import hashlib
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 import tokenizers
@@ -19,24 +19,30 @@ _SPECIAL = (PAD, UNKNOWN, BEGIN, TURN, END)
 # entity, a word, a punctuation mark.
 _PHRASES = (
   r'-= Welcome to TextWorld, ALFRED! =-',
-  r'You are in the middle of a room\. Looking quickly around you, you see',
-  r'Your task is to:',
+  r'You are in the middle of a room\. Looking quickly around you, you see an?',
+  r'\.\s+Your task is to:',
   r'You arrive at',
   r'You are facing the',
-  r'Next to it, you see',
-  r'In it, you see',
-  r'you see',
+  r'\. Next to it, you see nothing\.',
+  r'\. On the',
+  r'\. The',
+  r'is closed\.',
+  r'is open\. In it',
+  r', you see nothing\.',
+  r', you see an?',
+  r', and an?',
+  r', an?',
   r'You pick up the',
   r'You move the',
   r'You open the',
   r'You close the',
-  r'You are carrying:',
+  r'You are carrying: an?',
   r'You are not carrying anything\.',
   r'Nothing happens\.',
   r"There's nothing special about",
+  r'from the',
+  r'to the',
   r'go to',
-  r'and an?',
-  r', an?',
 )
 _WORDS = r'[a-zA-Z]+ \d+|[a-zA-Z]+|\d+|[^\sa-zA-Z\d]'
 
@@ -87,7 +93,7 @@ class WordTokenizer:
       raise ValueError(f'cannot read the tokenizer {path}: {error}') from error
     try:
       return cls(tokenizers.Tokenizer.from_str(text))
-    except Exception as error:  # noqa: BLE001  tokenizers raises Exception itself.
+    except Exception as error:
       raise ValueError(f'{path} is not a tokenizer: {error}') from error
 
   def save(self, path: str | pathlib.Path) -> None:

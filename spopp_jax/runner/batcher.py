@@ -6,16 +6,15 @@ lost sampler is restored and asked again for what it still owes.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.sampler import base
-from spopp_jax.sampler import errors
+from spopp_jax.sampler import base, errors
 
 _LOG = logging.getLogger(__name__)
 _TRUNCATED = (types.Status.CONTEXT_LIMIT, types.Status.LENGTH)
@@ -44,7 +43,7 @@ class Batcher:
     keep_truncated: bool,
     rollout_timeout_s: float,
     recovery_timeout_s: float,
-    on_finished: Callable[[], None] = lambda: None,
+    window: int = 1024,
   ):
     """Prepares collecting.
 
@@ -55,7 +54,7 @@ class Batcher:
       keep_truncated: trajectories cut by a token limit count, as failures.
       rollout_timeout_s: longest wait without a single reply.
       recovery_timeout_s: deadline for bringing back a lost sampler.
-      on_finished: called after each usable trajectory, for progress bars.
+      window: requests that the sampler holds at a time; the others wait here.
     """
     self._sampler = sampler
     self._sampling = sampling
@@ -63,8 +62,10 @@ class Batcher:
     self._keep = {types.Status.OK, *(_TRUNCATED if keep_truncated else ())}
     self._rollout_timeout_s = rollout_timeout_s
     self._recovery_timeout_s = recovery_timeout_s
-    self.on_finished = on_finished
+    self._window = window
+    self.on_finished: Callable[[], object] = lambda: None
     self._waiting: dict[str, types.Ticket] = {}
+    self._unsent: collections.deque[types.Ticket] = collections.deque()
     self._published: tuple[Mapping[str, np.ndarray], int] | None = None
     self.statuses: collections.Counter[types.Status] = collections.Counter()
 
@@ -89,8 +90,9 @@ class Batcher:
   def submit(self, tickets: Sequence[types.Ticket]) -> None:
     """Sends requests off."""
     self._waiting |= {ticket.request_id: ticket for ticket in tickets}
+    self._unsent.extend(tickets)
     try:
-      self._sampler.submit([self._request(ticket) for ticket in tickets])
+      self._send()
     except errors.SamplerLost as error:
       self._recover(error)
 
@@ -127,6 +129,7 @@ class Batcher:
     if ticket is None:
       self.statuses[types.Status.DUPLICATE] += 1
       return None
+    self.submit([])  # the sampler has room for one more
     status = trajectory.status
     if (
       status in self._keep
@@ -170,12 +173,21 @@ class Batcher:
       self._sampler.reconnect(self._recovery_timeout_s)
       if self._published is not None:
         self._sampler.publish(*self._published)
-      self._sampler.submit([self._request(t) for t in self._waiting.values()])
+      self._unsent = collections.deque(self._waiting.values())
+      self._send()
     except errors.SamplerError as again:
       raise RolloutsFailed(
         self._overdue(f'the sampler could not be restored: {again}')
       ) from again
     _LOG.warning('sampler restored')
+
+  def _send(self) -> None:
+    """Sends unsent requests as far as the window allows."""
+    held = len(self._waiting) - len(self._unsent)
+    room = min(self._window - held, len(self._unsent))
+    tickets = [self._unsent.popleft() for _ in range(room)]
+    if tickets:
+      self._sampler.submit([self._request(ticket) for ticket in tickets])
 
   def _request(self, ticket: types.Ticket) -> base.Request:
     return base.Request(

@@ -1,7 +1,7 @@
 """Supervised training on demonstrated episodes, so that RL has a start."""
 
-from collections.abc import Iterable, Iterator, Sequence
 import random
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import ml_collections
@@ -151,8 +151,6 @@ def decoder_config(
     num_key_value_heads=sizes.num_key_value_heads,
     head_dim=sizes.head_dim,
     intermediate_size=sizes.intermediate_size,
-    rope_theta=sizes.rope_theta,
-    tie_word_embeddings=sizes.tie_embeddings,
   )
 
 
@@ -175,5 +173,3 @@ def _batches(
       row_length=config.learner.row_length,
       row_buckets=config.learner.row_buckets,
     )
-
-

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+import numpy as np
 
-from spopp_jax import objectives
+from spopp_jax import objectives, tracker
 
 
 class ConfigError(ValueError):
@@ -29,7 +30,10 @@ _RANGES = {
     'cold_start.steps',
     'cold_start.batch_size',
     'cold_start.num_games',
+    'offline.rollouts_per_task',
     'evaluation.rollouts_per_task',
+    'cold_start.max_turns',
+    'dispatch.attempts',
     'sampler.slots',
     'sampler.context_length',
     'sampler.max_turn_tokens',
@@ -39,34 +43,22 @@ _RANGES = {
     'learner.row_length',
   ),
   '[0, inf)': (
-    'offline.rollouts_per_task',
-    'sampler.top_k',
     'optimizer.weight_decay',
     'optimizer.warmup_steps',
   ),
   '(0, inf)': (
-    'model.rope_theta',
     'cold_start.learning_rate',
     'sampler.temperature',
     'sampler.connect_timeout_s',
     'sampler.rollout_timeout_s',
     'sampler.recovery_timeout_s',
-    'dispatch.floor',
-    'evidence.drift_half_life',
     'optimizer.learning_rate',
     'optimizer.max_grad_norm',
   ),
-  '(0, 1)': (
-    'evidence.retention',
-    'evidence.retention_min',
-    'evidence.retention_max',
-  ),
   '[0, 1)': (
     'cold_start.dither',
-    'optimizer.b1',
     'optimizer.b2',
   ),
-  '(0, 1]': ('sampler.top_p',),
   '[0, 4294967295]': ('seed', 'environment.seed'),
 }
 
@@ -75,8 +67,6 @@ _CHOICES = {
   'environment.size': ('small', 'medium', 'large'),
   'dispatch.max_lag_events': (0, 1),
   'dispatch.evidence_from': ('received', 'consumed'),
-  'evidence.drift_estimator': ('abs_logratio', 'k1', 'k3'),
-  'evidence.drift_mask': ('action', 'response'),
 }
 
 
@@ -102,7 +92,7 @@ def check_rules(
         f'{name} ({values[name]!r}) must be one of '
         + ', '.join(map(str, allowed))
       )
-  _check_objective(config.objective)
+  _check_method(config)
   _check_flow(config)
   _check_shapes(config)
 
@@ -114,17 +104,29 @@ def _inside(value: float, interval: str) -> bool:
   return math.isfinite(value) and above and below
 
 
-def _check_objective(objective: ml_collections.ConfigDict) -> None:
-  """Builds the objective: its own Config knows what it allows."""
-  fields = {
-    name: value
-    for name, value in objective.items()
-    if name != 'name' and value is not None
-  }
+def given(block: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the settings that are not left to the method's own default."""
+  return {name: value for name, value in block.items() if value is not None}
+
+
+def _check_method(config: ml_collections.ConfigDict) -> None:
+  """Builds objective and evidence: their own code knows what it allows."""
+  fields = given(config.objective)
+  name = fields.pop('name')
   try:
-    objectives.make_objective(objective.name, fields)
+    objective = objectives.make_objective(name, fields)
   except ValueError as error:
-    raise ConfigError(f'objective.name={objective.name}: {error}') from error
+    raise ConfigError(f'objective.name={name}: {error}') from error
+  try:
+    tracker.make_evidence(
+      objective.baseline,
+      ['task'],
+      np.array([0.5]),
+      np.array([0.5]),
+      **given(config.evidence),
+    )
+  except ValueError as error:
+    raise ConfigError(f'evidence of objective {name}: {error}') from error
 
 
 def _check_flow(config: ml_collections.ConfigDict) -> None:
@@ -145,16 +147,9 @@ def _check_flow(config: ml_collections.ConfigDict) -> None:
       f'dispatch.batch_size ({batch_size}) must be at least '
       f'learner.minibatches ({config.learner.minibatches})'
     )
-  sampler = config.sampler
-  if sampler.top_p < 1 or sampler.top_k > 0:
+  if config.sampler.address and ':' not in config.sampler.address:
     raise ConfigError(
-      f'sampler.top_p ({sampler.top_p}) must be 1 and sampler.top_k '
-      f'({sampler.top_k}) 0 in training: the importance ratio of truncated '
-      'decoding is not exact'
-    )
-  if sampler.address and ':' not in sampler.address:
-    raise ConfigError(
-      f'sampler.address ({sampler.address!r}) must be host:port'
+      f'sampler.address ({config.sampler.address!r}) must be host:port'
     )
   if not config.run.name:
     raise ConfigError('run.name must not be empty')
@@ -184,10 +179,4 @@ def _check_shapes(config: ml_collections.ConfigDict) -> None:
   if buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
     raise ConfigError(
       f'learner.row_buckets ({buckets}) must be positive and rising'
-    )
-  low, high = config.evidence.retention_min, config.evidence.retention_max
-  if low > high:
-    raise ConfigError(
-      f'evidence.retention_min ({low}) must be at most '
-      f'evidence.retention_max ({high})'
     )

@@ -1,7 +1,7 @@
 """Chooses prompts and freezes their baselines into tickets."""
 
-from collections.abc import Collection, Sequence
 import math
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -21,7 +21,6 @@ class Dispatcher:
     task_ids: Sequence[str],
     evidence: tracker.Evidence,
     *,
-    floor: float,
     seed: int,
   ):
     """Prepares dispatching.
@@ -29,12 +28,10 @@ class Dispatcher:
     Args:
       task_ids: the prompts.
       evidence: gives v-hat at dispatch.
-      floor: added to sqrt(v (1 - v)) in the sampling weight.
       seed: of the prompts drawn and of the requests' own seeds.
     """
     self._task_ids = list(task_ids)
     self._evidence = evidence
-    self._floor = floor
     self._rng = np.random.default_rng(seed)
     self._issued = 0
 
@@ -56,9 +53,7 @@ class Dispatcher:
     """
     values = self._evidence.values(self._task_ids, policy_version)
     free = np.array([task not in busy for task in self._task_ids], bool)
-    chosen = prompt_sampling.sample_prompts(
-      values, free, count, rng=self._rng, floor=self._floor
-    )
+    chosen = prompt_sampling.sample_prompts(values, free, count, rng=self._rng)
     seeds = self._rng.integers(2**32, size=count, dtype=np.uint64)
     tickets = []
     for index, seed in zip(chosen, seeds, strict=True):

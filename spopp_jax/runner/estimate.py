@@ -4,15 +4,16 @@ The same rollouts give the offline prompt values before training (SPO++
 appendix A.2) and the success before and after it.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import tqdm
 
 from spopp_jax import types
+from spopp_jax.learner import checkpoint
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch
 
@@ -50,16 +51,16 @@ class Estimate:
 
 
 def read(path: pathlib.Path, task_ids: Sequence[str]) -> Estimate:
-  """Reads what `Estimate.write` wrote; ValueError when it does not fit."""
+  """Reads what `Estimate.write` wrote; CheckpointError when it does not fit."""
   try:
     rows = json.loads(path.read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
-    raise ValueError(
+    raise checkpoint.CheckpointError(
       f'cannot read the offline outcomes {path}: {error}; start the run again '
       'without --config.run.resume=True'
     ) from error
   if list(rows) != list(task_ids):
-    raise ValueError(
+    raise checkpoint.CheckpointError(
       f'{path} speaks of {len(rows)} tasks other than the {len(task_ids)} '
       'configured ones; resume with the settings the run was started with'
     )

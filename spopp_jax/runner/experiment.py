@@ -12,23 +12,41 @@ import ml_collections
 
 from spopp_jax import envs, objectives, tracker
 from spopp_jax.envs import base as envs_base
+from spopp_jax.envs import household
 from spopp_jax.learner import checkpoint, update
 from spopp_jax.models import policy_files
 from spopp_jax.objectives import base as objectives_base
 from spopp_jax.runner import batcher as batcher_lib
-from spopp_jax.runner import cold_start
-from spopp_jax.runner import dispatch
-from spopp_jax.runner import estimate
-from spopp_jax.runner import logprob_check
-from spopp_jax.runner import loop
-from spopp_jax.runner import metrics
-from spopp_jax.runner import run_directory
-from spopp_jax.runner import sampling
-from spopp_jax.runner import training
+from spopp_jax.runner import (
+  cold_start,
+  dispatch,
+  estimate,
+  logprob_check,
+  loop,
+  metrics,
+  run_directory,
+  sampling,
+  training,
+)
+from spopp_jax.runner import config as config_lib
+from spopp_jax.runner import config_rules
 from spopp_jax.sampler import base as sampler_base
+from spopp_jax.sampler import errors as sampler_errors
 from spopp_jax.tracker import offline_evidence
 
 _LOG = logging.getLogger(__name__)
+
+# What a user can mend; the texts say how. Anything else is a bug.
+EXPECTED_ERRORS = (
+  config_lib.ConfigError,
+  checkpoint.CheckpointError,
+  household.GameError,
+  policy_files.PolicyError,
+  sampler_errors.SamplerError,
+  batcher_lib.RolloutsFailed,
+  logprob_check.LogprobMismatch,
+  training.TrainingStopped,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +86,7 @@ def run(
     The result; its directory holds the policy, metrics and checkpoints.
 
   Raises:
-    ValueError: no such policy, game file or checkpoint, or log-probs of the
-      two sides that disagree.
-    SamplerError: no service at the address, or one that does not fit.
-    RolloutsFailed: the sampler does not deliver.
-    TrainingStopped: the updates are not finite.
+    Exception: one of EXPECTED_ERRORS, with a text that says what to do.
   """
   start = time.perf_counter()
   directory = run_directory.prepare(config)
@@ -97,6 +111,7 @@ def run(
     else:
       components.dispatch()
     loop.train(components)
+    components.metrics.close()
     batcher.drain()
     components.publish()
     after = estimate.measure(
@@ -147,7 +162,7 @@ def _make_batcher(config, sampler) -> batcher_lib.Batcher:
 
 
 def _make_objective(config) -> objectives_base.Objective:
-  overrides = _given(config.objective)
+  overrides = config_rules.given(config.objective)
   return objectives.make_objective(overrides.pop('name'), overrides)
 
 
@@ -157,14 +172,10 @@ def _make_learner(config, policy, objective) -> update.Learner:
     objective,
     update.make_optimizer(**config.optimizer),
     temperature=config.sampler.temperature,
+    minibatch_size=-(-config.dispatch.batch_size // config.learner.minibatches),
     row_length=config.learner.row_length,
     row_buckets=config.learner.row_buckets,
   )
-
-
-def _given(block: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Settings that are not left to the method's own default."""
-  return {k: v for k, v in block.items() if v is not None}
 
 
 def _offline_outcomes(
@@ -201,10 +212,10 @@ def _assemble(
     objective.baseline,
     tasks.task_ids,
     *offline_evidence.jeffreys(before.successes, before.rollouts),
-    **_given(config.evidence),
+    **config_rules.given(config.evidence),
   )
   checkpoints = checkpoint.CheckpointStore(directory / 'checkpoints')
-  resume_step = checkpoints.latest_step() if config.run.resume else 0
+  resume_step = checkpoints.latest_step() or 0
   return training.Training(
     config=config,
     directory=directory,
@@ -214,7 +225,6 @@ def _assemble(
     dispatcher=dispatch.Dispatcher(
       tasks.task_ids,
       evidence,
-      floor=config.dispatch.floor,
       seed=config.seed,
     ),
     batcher=batcher,

@@ -12,6 +12,10 @@ from spopp_jax import types
 MAX_GAP = 1e-2
 
 
+class LogprobMismatch(RuntimeError):
+  """Sampler and learner compute different log-probs from the same weights."""
+
+
 class LogprobGap(NamedTuple):
   """How far two sets of log-probs of the same action tokens are apart.
 
@@ -64,7 +68,7 @@ def check(
     score: the learner's log-probs.
 
   Raises:
-    ValueError: the mean gap exceeds MAX_GAP; says what it looks like.
+    LogprobMismatch: the mean gap exceeds MAX_GAP; says what it looks like.
   """
   found = gap(trajectories, score(trajectories))
   if found.mean_abs > MAX_GAP:
@@ -73,7 +77,7 @@ def check(
       if min(found.shifted) < 0.5 * found.mean_abs
       else 'temperature, weights or the meaning of the values may differ'
     )
-    raise ValueError(
+    raise LogprobMismatch(
       f'sampler and learner disagree on log-probs of the same weights by '
       f'{found.mean_abs:.3g} nats a token ({MAX_GAP} allowed): {hint}'
     )

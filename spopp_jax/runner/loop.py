@@ -10,7 +10,6 @@ sampler generates the next batch while the learner computes; with 0 it is
 published after it and every batch is on-policy.
 """
 
-
 import jax
 import numpy as np
 
@@ -60,5 +59,3 @@ def train(run: Training) -> Training:
     run.guard(scalars)
     run.save_when_due()
   return run
-
-

@@ -5,6 +5,8 @@ import pathlib
 
 import ml_collections
 
+from spopp_jax.runner import config as config_lib
+
 
 def prepare(config: ml_collections.ConfigDict) -> pathlib.Path:
   """Creates or finds the run's directory and records the configuration.
@@ -12,14 +14,14 @@ def prepare(config: ml_collections.ConfigDict) -> pathlib.Path:
   A new run whose name is taken gets the next free one (`name-2`, ...).
 
   Raises:
-    ValueError: a run to resume is not there.
+    ConfigError: a run to resume is not there.
   """
   parent = pathlib.Path(config.run.directory)
   path = parent / config.run.name
   if config.run.resume:
     if not path.is_dir():
       found = sorted(p.name for p in parent.glob('*') if p.is_dir())
-      raise ValueError(
+      raise config_lib.ConfigError(
         f'there is no run to resume at {path}; {parent} holds '
         f'{", ".join(found) or "nothing"}. Name one with --config.run.name=, '
         'or start without --config.run.resume=True'

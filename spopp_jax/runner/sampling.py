@@ -8,10 +8,21 @@ import ml_collections
 from spopp_jax import types
 from spopp_jax.envs import base as envs
 from spopp_jax.models import parameters, policy_files
-from spopp_jax.sampler import client, engine, local, rollout
+from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
+from spopp_jax.sampler import (
+  client,
+  engine,
+  handshake,
+  local,
+  rollout,
+  service,
+)
 
-_SERVED_BLOCKS = ('environment', 'sampler')
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SERVED = ('environment.', 'sampler.', 'run.directory')
+# Requests that one service holds at a time, queued and running.
+MAX_PENDING = 4096
 
 
 def sampling_params(config: ml_collections.ConfigDict) -> types.SamplingParams:
@@ -40,3 +51,80 @@ def make_driver(
     tasks,
     policy.tokenizer,
   )
+
+
+def serve(
+  config: ml_collections.ConfigDict,
+  policy: policy_files.Policy,
+  tasks: envs.TaskSuite,
+  address: str,
+) -> service.SamplerServer:
+  """Starts the service in this process.
+
+  Args:
+    config: reads the block sampler.
+    policy: sizes and tokenizer; its parameters are not loaded, the runner
+      publishes.
+    tasks: what can be asked for.
+    address: loopback host:port (port 0 is any free one) or unix:path.
+  """
+  return service.serve(
+    make_driver(config, policy, tasks),
+    model_fingerprint=parameters.fingerprint(policy.config),
+    address=address,
+    max_pending=MAX_PENDING,
+  )
+
+
+def connect(
+  config: ml_collections.ConfigDict,
+  policy: policy_files.Policy,
+  directory: pathlib.Path,
+  tasks: envs.TaskSuite,
+) -> sampler_base.Sampler:
+  """Connects to the configured service, or starts one of this run's own.
+
+  Args:
+    config: `sampler.address` decides.
+    policy: what the service must serve.
+    directory: the run's; holds `policy/` and gets the service's log.
+    tasks: what the service must offer.
+
+  Raises:
+    SamplerLost: no service in time.
+    HandshakeRefused: a service that does not fit.
+  """
+  expected = handshake.Expectation(
+    tokenizer_fingerprint=policy.tokenizer.fingerprint,
+    model_fingerprint=parameters.fingerprint(policy.config),
+    tasks_fingerprint=rollout.tasks_fingerprint(tasks.task_ids),
+    max_context_tokens=config.learner.row_length,
+  )
+  timeout_s = config.sampler.connect_timeout_s
+  if config.sampler.address:
+    return client.SamplerClient(
+      config.sampler.address, expected, connect_deadline_s=timeout_s
+    )
+  return local.LocalSampler(
+    serve_command(config, directory / 'policy'),
+    expected,
+    log_path=directory / 'sampler.log',
+    ready_deadline_s=timeout_s,
+  )
+
+
+def serve_command(
+  config: ml_collections.ConfigDict, policy_directory: pathlib.Path
+) -> list[str]:
+  """Returns the command line of a service that fits the configuration."""
+  return [
+    sys.executable,
+    str(_ROOT / 'experiments' / 'serve_sampler.py'),
+    f'--config={_ROOT / "configs" / "common.py"}',
+    f'--policy={policy_directory}',
+    *(
+      f'--config.{name}={value}'
+      for name, value in config_lib.leaf_values(config).items()
+      if name.startswith(_SERVED) and name != 'sampler.address'
+    ),
+  ]

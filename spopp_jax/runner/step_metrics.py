@@ -1,7 +1,7 @@
 """One step's record, from what the loop holds."""
 
-from collections.abc import Mapping, Sequence
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 

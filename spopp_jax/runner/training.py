@@ -1,18 +1,15 @@
 """The components of a run and everything of them that a checkpoint holds."""
 
-from collections.abc import Sequence
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
-import jax
 import ml_collections
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.learner import checkpoint
-from spopp_jax.learner import packing
+from spopp_jax.learner import checkpoint, packing, update
 from spopp_jax.learner import state as learner_state
-from spopp_jax.learner import update
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
 from spopp_jax.runner import metrics as metrics_lib
@@ -115,9 +112,7 @@ class Training:
       rng=np.random.default_rng((self.config.seed, self.step)),
     )
 
-  def score(
-    self, trajectories: Sequence[types.Trajectory]
-  ) -> list[np.ndarray]:
+  def score(self, trajectories: Sequence[types.Trajectory]) -> list[np.ndarray]:
     """Log-probabilities under the learner's present parameters."""
     return self.learner.score(self.state.params, trajectories)
 
@@ -158,13 +153,9 @@ class Training:
 
   def restore(self) -> None:
     """Goes back to the newest checkpoint and asks for its rollouts again."""
-    self.step, arrays, extra = self.checkpoints.restore()
-    like = self.state
-    self.state = jax.tree.unflatten(
-      jax.tree.structure(like),
-      [jax.numpy.asarray(x) for x in jax.tree.leaves(arrays['state'])],
-    )
-    self.published = {k: np.asarray(v) for k, v in arrays['published'].items()}
+    self.step, arrays, extra = self.checkpoints.restore({'state': self.state})
+    self.state = arrays['state']
+    self.published = arrays['published']
     self.evidence.load_state_dict(arrays['evidence'])
     self.policy_version = extra['policy_version']
     self.published_updates = extra['published_updates']

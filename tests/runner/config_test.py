@@ -113,9 +113,7 @@ def test_ill_typed_override_is_refused(override, words):
     (['optimizer.b2=1'], ['optimizer.b2 (1.0)', '[0, 1)']),
     (['evidence.retention=1'], ['evidence.retention (1.0)', '(0, 1)']),
     (['evidence.retention_min=0.97'], ['retention_min', 'retention_max']),
-    (['sampler.top_p=0'], ['sampler.top_p (0.0)', '(0, 1]']),
     (['sampler.temperature=0'], ['sampler.temperature (0.0)', '(0, inf)']),
-    (['sampler.top_p=0.9'], ['sampler.top_p (0.9)', 'not exact']),
     (['sampler.top_k=5'], ['sampler.top_k', '(5)', 'not exact']),
     (['sampler.address=localhost'], ["'localhost'", 'host:port']),
     (['dispatch.max_lag_events=2'], ['dispatch.max_lag_events (2)', '0, 1']),
@@ -144,7 +142,7 @@ def test_values_that_exclude_each_other_are_refused(overrides, names):
 
 
 def test_allowed_ends_are_allowed():
-  load('optimizer.b1=0', 'objective.dual_clip=0', 'sampler.top_p=1')
+  load('optimizer.b2=0', 'objective.dual_clip=0')
   load('environment.path=games', 'environment.num_tasks=1')
 
 

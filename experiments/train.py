@@ -1,0 +1,112 @@
+"""Trains a language-model agent; everything it makes is in runs/<name>/.
+
+  python experiments/train.py --config=configs/quickstart.py
+  python experiments/train.py --config=configs/quickstart.py \
+      --config.objective.name=spo --config.run.name=spo
+  python experiments/train.py --config=configs/quickstart.py \
+      --config.run.resume=True
+
+`--help` lists every setting. A run writes config.json, policy/ (the start),
+trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
+sampler.log, reward_curve.png, transcripts/ and summary.json.
+"""
+
+import json
+import logging
+import pathlib
+import sys
+
+import numpy as np
+
+from spopp_jax.evaluation import plots
+from spopp_jax.models import policy_files
+from spopp_jax.runner import (
+  compilation,
+  config,
+  experiment,
+  metrics,
+  transcript,
+)
+
+_SAMPLES = 3
+
+
+def main(argv: list[str]) -> None:
+  """Runs the experiment of the command line."""
+  settings = config.parse_command_line(argv)
+  logging.basicConfig(
+    level=logging.WARNING, format='%(levelname)s %(name)s: %(message)s'
+  )
+  compilation.configure(
+    pathlib.Path(settings.run.directory) / '.compilation_cache'
+  )
+  try:
+    result = experiment.run(settings)
+  except experiment.EXPECTED_ERRORS as error:
+    sys.exit(f'train.py: error: {error}')
+  except KeyboardInterrupt:
+    sys.exit(
+      'train.py: interrupted; continue from the last checkpoint with '
+      '--config.run.resume=True'
+    )
+  summary = report(result)
+  print(
+    f'{settings.objective.name}, {summary["steps"]} steps: success over all '
+    f'tasks {summary["success_before"]:.3f} -> {summary["success_after"]:.3f} '
+    f'in {summary["wall_s"]:.0f} s; see {result.directory}'
+  )
+
+
+def report(result: experiment.Result) -> dict[str, float]:
+  """Writes plot, policy, transcripts and summary of a finished run.
+
+  Args:
+    result: what `experiment.run` returned.
+
+  Returns:
+    The summary as written to summary.json.
+  """
+  directory = result.directory
+  records = metrics.read_metrics(directory)
+  curve = {
+    name: np.array([record[name] for record in records])
+    for name in ('reward_collected', 'reward_dispatched')
+  }
+  plots.reward_curve(
+    directory / 'reward_curve.png',
+    collected=curve['reward_collected'],
+    dispatched=curve['reward_dispatched'],
+  )
+  policy_files.save(
+    directory / 'trained',
+    result.policy._replace(params=result.training.published),
+  )
+  write_transcripts(result)
+  total = lambda name: int(sum(record[name] for record in records))
+  summary = {
+    'seed': result.training.config.seed,
+    'steps': len(records),
+    'success_before': result.before.success,
+    'success_after': result.after.success,
+    'reward_first5': float(curve['reward_dispatched'][:5].mean()),
+    'reward_last5': float(curve['reward_dispatched'][-5:].mean()),
+    'wall_s': result.wall_s,
+    'trajectories': total('trajectories'),
+    'action_tokens': total('action_tokens'),
+  }
+  (directory / 'summary.json').write_text(json.dumps(summary, indent=2) + '\n')
+  return summary
+
+
+def write_transcripts(result: experiment.Result) -> None:
+  """Writes three episodes of the final policy, of three different tasks."""
+  folder = result.directory / 'transcripts'
+  folder.mkdir(exist_ok=True)
+  by_task = {t.task_id: t for t in result.after.trajectories}
+  for number, task in enumerate(sorted(by_task)[:_SAMPLES], start=1):
+    text = transcript.render(by_task[task], result.policy.tokenizer)
+    (folder / f'{number}.txt').write_text(text, encoding='utf-8')
+
+
+if __name__ == '__main__':
+  main(sys.argv)
