@@ -28,6 +28,7 @@ setuptools.setup(
     'jax>=0.10.2,<0.13',
     'matplotlib>=3.9',
     'ml-collections>=1.1,<2',
+    'ml-dtypes>=0.5',
     'numpy>=2.0',
     'optax>=0.2.5,<0.4',
     'orbax-checkpoint>=0.12,<0.14',

@@ -136,6 +136,8 @@ class SamplerClient:
     """Transfers, verifies and activates a snapshot.
 
     Nothing is sent when the service already generates with exactly it.
+    Accepted requests of the old version are run to their end first; one that
+    is still on its way when the switch happens is answered STALE.
 
     Args:
       params: name -> array.

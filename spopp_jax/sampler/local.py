@@ -2,6 +2,7 @@
 
 import atexit
 import collections
+import contextlib
 import os
 import pathlib
 import queue
@@ -23,6 +24,7 @@ from spopp_jax.sampler import (
 )
 
 _STOP_DEADLINE_S = 5.0
+_TRY_S = 1.0
 _LOG_LINES_SHOWN = 8
 
 
@@ -82,6 +84,11 @@ class LocalSampler:
     return self._client.service
 
   @property
+  def address(self) -> str:
+    """Where the service listens."""
+    return self._client.address
+
+  @property
   def process_id(self) -> int:
     """Id of the service process, running or not."""
     assert self._process is not None
@@ -108,13 +115,15 @@ class LocalSampler:
     Raises:
       SamplerLost: no service within the deadline.
     """
-    deadline = time.monotonic() + deadline_s
-    if self._process is not None and self._process.poll() is None:
-      try:
-        self._client.reconnect(deadline_s / 2)
+    now = time.monotonic()
+    deadline, give_up = now + deadline_s, now + deadline_s / 2
+    # A process that has just died may still look alive, so it is asked often.
+    while self._is_running() and time.monotonic() < give_up:
+      with contextlib.suppress(errors.SamplerLost):
+        self._client.reconnect(min(_TRY_S, deadline_s / 2))
         return
-      except errors.SamplerLost:
-        self._stop()
+    # It does not answer, so it is not asked to end either.
+    self._stop(patience_s=0.0)
     address = self._start(deadline - time.monotonic())
     self._client.reconnect(deadline - time.monotonic(), address)
 
@@ -124,6 +133,9 @@ class LocalSampler:
     if hasattr(self, '_client'):
       self._client.close()
     self._stop()
+
+  def _is_running(self) -> bool:
+    return self._process is not None and self._process.poll() is None
 
   def _start(self, deadline_s: float) -> str:
     """Starts the process; returns the address it says it listens at."""
@@ -164,14 +176,16 @@ class LocalSampler:
       f'{self._log_path} and ends:\n{"".join(last)}'
     )
 
-  def _stop(self) -> None:
+  def _stop(self, patience_s: float = _STOP_DEADLINE_S) -> None:
+    """Asks the process to end, and kills it when it has not in time."""
     process = self._process
     if process is None:
       return
     if process.stdin is not None:
       process.stdin.close()
+    process.terminate()
     try:
-      process.wait(_STOP_DEADLINE_S)
+      process.wait(patience_s)
     except subprocess.TimeoutExpired:
       process.kill()
       process.wait(_STOP_DEADLINE_S)

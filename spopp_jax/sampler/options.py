@@ -20,7 +20,7 @@ class ChannelLimits:
 
   max_message_bytes: int = 16 * 2**20
   keepalive_time_ms: int = 10_000
-  keepalive_timeout_ms: int = 5_000
+  keepalive_timeout_ms: int = 20_000
 
   def __post_init__(self):
     for name, value in dataclasses.asdict(self).items():
@@ -49,7 +49,7 @@ class ChannelLimits:
       # A server closes connections that ping more often than this; half of
       # the agreed time leaves room for jitter.
       (
-        'grpc.http2.min_recv_ping_interval_without_data_ms',
+        'grpc.http2.min_ping_interval_without_data_ms',
         self.keepalive_time_ms // 2,
       ),
       # Two servers on one port would share it silently.
@@ -62,6 +62,9 @@ class ChannelLimits:
       ('grpc.max_receive_message_length', self.max_message_bytes),
       ('grpc.keepalive_time_ms', self.keepalive_time_ms),
       ('grpc.keepalive_timeout_ms', self.keepalive_timeout_ms),
+      # A ping has a timeout of its own, by default a minute, and a peer that
+      # is stopped rather than dead runs into that one.
+      ('grpc.http2.ping_timeout_ms', self.keepalive_timeout_ms),
     ]
 
 

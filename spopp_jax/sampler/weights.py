@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
+import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -11,21 +12,34 @@ from spopp_jax.sampler import errors
 
 CHUNK_BYTES = 512 * 1024
 
+_DTYPES = {
+  'BF16': np.dtype(ml_dtypes.bfloat16),
+  'F16': np.dtype('<f2'),
+  'F32': np.dtype('<f4'),
+  'F64': np.dtype('<f8'),
+  'I32': np.dtype('<i4'),
+}
+
 
 def to_bytes(params: Mapping[str, np.ndarray]) -> bytes:
   """Serializes parameters as a safetensors file.
 
   Args:
-    params: name -> array of any shape; an empty mapping is refused.
+    params: name -> array of any shape, of 16, 32 or 64 bit floats, bfloat16
+      or int32.
 
   Returns:
     The file's bytes; equal parameters give equal bytes in any order of names.
 
   Raises:
-    ValueError: there are no parameters.
+    ValueError: there are no parameters, or one has another dtype.
   """
   if not params:
     raise ValueError('params is empty; a snapshot needs at least one array')
+  for name, array in params.items():
+    if array.dtype not in _DTYPES.values():
+      allowed = ', '.join(str(dtype) for dtype in _DTYPES.values())
+      raise ValueError(f'{name} has dtype {array.dtype}; allowed: {allowed}')
   # The serializer reads raw memory, so strided views must be copied first.
   arrays = {
     name: np.ascontiguousarray(params[name]).reshape(np.shape(params[name]))
@@ -44,10 +58,21 @@ def from_bytes(data: bytes) -> dict[str, np.ndarray]:
     name -> array.
 
   Raises:
-    PublicationError: the bytes are no safetensors file.
+    PublicationError: the bytes are no safetensors file, or one with a dtype
+      that `to_bytes` does not write.
   """
   try:
-    return safetensors.numpy.load(data)
+    # safetensors.numpy.load knows no bfloat16.
+    return {
+      name: np.frombuffer(tensor['data'], _DTYPES[tensor['dtype']]).reshape(
+        tensor['shape']
+      )
+      for name, tensor in safetensors.deserialize(data)
+    }
+  except KeyError as error:
+    raise errors.PublicationError(
+      f'the snapshot has an array of type {error}; allowed: {list(_DTYPES)}'
+    ) from error
   except safetensors.SafetensorError as error:
     raise errors.PublicationError(
       f'{len(data)} bytes are no safetensors file ({error}); publish again'

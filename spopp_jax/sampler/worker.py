@@ -65,7 +65,7 @@ class Worker:
     )
     self._driver = driver
     self._book = book
-    self._commands: queue.SimpleQueue[base.Request | Activation] = (
+    self._commands: queue.SimpleQueue[base.Request | Activation | None] = (
       queue.SimpleQueue()
     )
     self._activation: Activation | None = None
@@ -78,6 +78,7 @@ class Worker:
   def stop(self) -> None:
     """Makes `run` return after the step it is in; called from any thread."""
     self._stopping.set()
+    self._commands.put(None)
 
   def run(self) -> None:
     """Works until `stop`; raises whatever the engine raises."""
@@ -99,6 +100,8 @@ class Worker:
       except queue.Empty:
         return
       wait = False
+      if command is None:
+        return
       if isinstance(command, Activation):
         self._activation = command
       else:

@@ -201,6 +201,8 @@ def main():
   parser.add_argument('--step_s', type=float, default=0.0)
   parser.add_argument('--fail_after', type=int, default=-1)
   parser.add_argument('--max_pending', type=int, default=64)
+  parser.add_argument('--keepalive_time_ms', type=int, default=10_000)
+  parser.add_argument('--keepalive_timeout_ms', type=int, default=20_000)
   parser.add_argument('--die', default='')
   flags = parser.parse_args()
   if flags.die:
@@ -211,7 +213,10 @@ def main():
     driver,
     model_fingerprint=MODEL_FINGERPRINT,
     address=flags.address,
-    limits=options.ChannelLimits(),
+    limits=options.ChannelLimits(
+      keepalive_time_ms=flags.keepalive_time_ms,
+      keepalive_timeout_ms=flags.keepalive_timeout_ms,
+    ),
     max_pending=flags.max_pending,
   )
   lifeline.run(server)

@@ -1,0 +1,272 @@
+"""The driver: one mask, appended ids only, and how episodes end."""
+
+import math
+
+import numpy as np
+import pytest
+import scripted
+
+from spopp_jax import types
+from spopp_jax.sampler import base, rollout
+
+OK = types.Status.OK
+
+
+class CannedEngine(scripted.Engine):
+  """Says what it is told to, turn by turn."""
+
+  def __init__(self, turns, **kwargs):
+    super().__init__(**kwargs)
+    self._turns = iter(turns)
+
+  def step(self):
+    (slot,) = self._slots
+    tokens, logprobs = next(self._turns)
+    self._slots[slot][2].extend(tokens)
+    return [
+      base.Turn(
+        slot,
+        np.array(tokens, np.int32),
+        np.array(logprobs, np.float32),
+        tokens[-1:] == [scripted.END],
+      )
+    ]
+
+
+def make_driver(engine=None, tasks=None, **kwargs):
+  engine = scripted.load(engine or scripted.Engine())
+  return rollout.RolloutDriver(
+    engine, tasks or scripted.Tasks(), scripted.Template(), **kwargs
+  )
+
+
+def run(driver, *requests, most_steps=100):
+  for request in requests:
+    driver.submit(request)
+  finished = []
+  for _ in range(most_steps):
+    finished.extend(driver.step())
+    if driver.is_idle:
+      return finished
+  raise AssertionError(f'still busy after {most_steps} steps')
+
+
+def canned(task_id, turns, **kwargs):
+  engine = CannedEngine(turns, num_slots=1, **kwargs)
+  tasks = scripted.Tasks()
+  driver = make_driver(engine, tasks)
+  (result,) = run(driver, scripted.request(1, task_id))
+  return result, tasks, engine
+
+
+def test_template_tokens_are_not_actions():
+  # TOK-05: [10, 11] prompt, [20, 21, 99] sampled, [198] added, [30, 31] seen.
+  result, _, _ = canned(
+    'win-2', [([20, 21, 99], [-1.0, -2.0, -3.0]), ([22], [-0.5])]
+  )
+  assert result.tokens.tolist() == [10, 11, 20, 21, 99, 198, 30, 31, 22]
+  assert result.action_mask.tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 1]
+  assert result.behaviour_logprobs.tolist() == [0, 0, -1, -2, -3, 0, 0, 0, -0.5]
+  assert result.num_actions == 4
+  assert result.num_turns == 2
+  assert (result.status, result.reward, result.detail) == (OK, 1.0, '')
+
+
+def test_environment_gets_the_command_without_its_end_token():
+  _, tasks, _ = canned('win-1', [([20, 21, 99], [-1.0, -1.0, -1.0])])
+  assert tasks.made[0].actions == ['w20 w21']
+
+
+def test_a_turn_cut_at_its_limit_is_played_and_goes_on():
+  result, tasks, _ = canned(
+    'win-2', [([20, 21, 22, 23], [-1.0] * 4), ([24, 99], [-1.0] * 2)]
+  )
+  assert tasks.made[0].actions == ['w20 w21 w22 w23', 'w24']
+  assert (result.status, result.num_turns) == (OK, 2)
+
+
+def test_tokens_are_what_the_engine_holds():
+  engine = scripted.Engine(num_slots=3)
+  driver = make_driver(engine)
+  requests = [
+    scripted.request(n, task_id)
+    for n, task_id in enumerate(scripted.TASK_IDS[:11])
+  ]
+  finished = run(driver, *requests)
+  assert [r.tokens.tolist() for r in finished] == engine.histories
+  for result in finished:
+    seed = int(result.request_id[1:])
+    assert result.tokens.dtype == np.int32
+    assert result.behaviour_logprobs.dtype == np.float32
+    positions = np.flatnonzero(result.action_mask)
+    expected = -0.125 * (1 + (seed + positions) % 9)
+    np.testing.assert_array_equal(
+      result.behaviour_logprobs[positions], expected
+    )
+    assert not result.behaviour_logprobs[~result.action_mask].any()
+
+
+def test_win_and_loss_have_rewards_one_and_zero():
+  finished = run(
+    make_driver(), scripted.request(1, 'win-3'), scripted.request(2, 'lose-3')
+  )
+  outcomes = {r.request_id: (r.status, r.reward) for r in finished}
+  assert outcomes == {'r1': (OK, 1.0), 'r2': (OK, 0.0)}
+
+
+def test_step_limit_is_a_failure_not_an_error():
+  (result,) = run(make_driver(), scripted.request(1, 'endless'))
+  assert (result.status, result.reward) == (OK, 0.0)
+  assert result.num_turns == scripted.SAMPLING.max_turns == 6
+
+
+def test_observation_that_leaves_no_room_for_a_turn_ends_by_context_limit():
+  # ENV-06: 95 + 16 > 100 is found before the engine is asked.
+  (result,) = run(make_driver(), scripted.request(1, 'wordy'))
+  assert result.status == types.Status.CONTEXT_LIMIT
+  assert math.isnan(result.reward)
+  assert '96 tokens' in result.detail
+  # A turn was played, so it was not the prompt that did not fit.
+  assert result.num_turns == 1
+  assert result.num_actions == len(result.tokens) - 2 > 0
+
+
+@pytest.mark.parametrize('room, status', [(8, OK), (7, 'CONTEXT_LIMIT')])
+def test_context_limit_is_exact(room, status):
+  # After prompt and turn (3 ids) come 3 observation ids and 4 of a turn.
+  engine = CannedEngine(
+    [([99], [-1.0]), ([20, 21, 22, 99], [-1.0] * 4)],
+    num_slots=1,
+    max_context=2 + room,
+  )
+  (result,) = run(make_driver(engine), scripted.request(1, 'win-2'))
+  assert result.status == (OK if status == OK else types.Status[status])
+  assert len(result.tokens) <= engine.max_context
+
+
+def test_prompt_that_does_not_fit_never_takes_a_slot():
+  engine = scripted.Engine(max_context=5)
+  (result,) = run(make_driver(engine), scripted.request(1))
+  assert result.status == types.Status.CONTEXT_LIMIT
+  assert engine.histories == []
+  assert len(result.tokens) == 0
+
+
+@pytest.mark.parametrize('where', ['crash-at-reset', 'crash-at-step'])
+def test_environment_exception_is_env_error_without_reward(where):
+  # ENV-04: an exception of the environment is not a failure of the policy.
+  driver = make_driver()
+  failed, won = sorted(
+    run(driver, scripted.request(1, where), scripted.request(2, 'win-1')),
+    key=lambda result: result.request_id,
+  )
+  assert failed.status == types.Status.ENV_ERROR
+  assert math.isnan(failed.reward)
+  assert 'IndexError: Cannot choose from an empty sequence' in failed.detail
+  assert (won.status, won.reward) == (OK, 1.0)
+
+
+def test_environment_that_never_answers_is_given_up():
+  tasks = scripted.Tasks()
+  driver = make_driver(tasks=tasks, env_timeout_s=0.05)
+  finished = run(
+    driver, scripted.request(1, 'stuck'), scripted.request(2, 'win-2')
+  )
+  tasks.release.set()
+  stuck, won = sorted(finished, key=lambda result: result.request_id)
+  assert stuck.status == types.Status.ENV_ERROR
+  assert 'no answer within 0.05 s' in stuck.detail
+  assert won.status == OK
+
+
+def test_unknown_task_is_invalid_and_named():
+  (result,) = run(make_driver(), scripted.request(1, 'no-such-task'))
+  assert result.status == types.Status.INVALID
+  assert "'no-such-task'" in result.detail
+
+
+def test_parameters_that_the_engine_refuses_are_invalid():
+  class Strict(scripted.Engine):
+    def open(self, slot, *, seed, sampling):
+      raise ValueError('top_k (5) must be 0')
+
+  (result,) = run(make_driver(Strict()), scripted.request(1))
+  assert result.status == types.Status.INVALID
+  assert result.detail == 'top_k (5) must be 0'
+
+
+@pytest.mark.parametrize('version', [-1, 1, 7])
+def test_only_the_active_version_generates(version):
+  (result,) = run(make_driver(), scripted.request(1, version=version))
+  assert result.status == types.Status.STALE
+  assert result.policy_version == 0
+  assert f'version {version}' in result.detail
+
+
+def test_episode_that_spans_two_versions_is_refused():
+  # ASYNC-12: it fits no single policy.
+  driver = make_driver(scripted.Engine(num_slots=1))
+  driver.submit(scripted.request(1, 'win-3'))
+  driver.step()
+  driver.engine.policy_version = 1
+  (result,) = driver.step()
+  assert result.status == types.Status.MIXED_VERSIONS
+  assert math.isnan(result.reward)
+  assert result.policy_version == 0
+
+
+def test_snapshot_cannot_change_under_an_open_episode():
+  driver = make_driver()
+  driver.submit(scripted.request(1, 'win-3'))
+  driver.step()
+  with pytest.raises(ValueError, match='1 episodes are open'):
+    driver.load(scripted.params(1.0), version=1, checksum='c')
+  assert driver.engine.policy_version == 0
+
+
+@pytest.mark.parametrize(
+  'turn, problem',
+  [
+    (([], []), 'without a token'),
+    (([20, 99], [-1.0]), '1 log-probs for 2 tokens'),
+    (([20, 99], [-1.0, math.nan]), 'nan at action 1'),
+    (([20, 99], [0.5, -1.0]), '0.5 at action 0'),
+  ],
+)
+def test_engine_that_breaks_its_contract_is_sampler_error(turn, problem):
+  result, tasks, _ = canned('win-1', [turn])
+  assert result.status == types.Status.SAMPLER_ERROR
+  assert problem in result.detail
+  assert result.num_actions == 0
+  assert tasks.made[0].actions == []
+
+
+def test_cancelled_requests_do_not_finish_and_free_their_slot():
+  driver = make_driver(scripted.Engine(num_slots=1))
+  for number, task_id in ((1, 'endless'), (2, 'endless'), (3, 'win-1')):
+    driver.submit(scripted.request(number, task_id))
+  driver.step()
+  driver.cancel('r1')
+  driver.cancel('r2')
+  assert driver.num_open == 0
+  finished = driver.step()
+  assert [result.request_id for result in finished] == ['r3']
+  assert driver.is_idle
+
+
+def test_completion_order_and_slots_are_first_come_first_served():
+  driver = make_driver(scripted.Engine(num_slots=2))
+  finished = run(
+    driver,
+    scripted.request(1, 'win-4'),
+    scripted.request(2, 'win-1'),
+    scripted.request(3, 'win-2'),
+  )
+  # r1 runs 4 turns; r2 ends first, then r3 takes its slot for 2.
+  assert [result.request_id for result in finished] == ['r2', 'r3', 'r1']
+
+
+def test_tasks_fingerprint_depends_on_order_and_ids():
+  ids = ['a', 'b']
+  assert rollout.tasks_fingerprint(ids) == rollout.tasks_fingerprint(('a', 'b'))
+  assert rollout.tasks_fingerprint(['b', 'a']) != rollout.tasks_fingerprint(ids)

@@ -1,0 +1,435 @@
+"""The service over a real channel: publication, order, bounds, health."""
+
+import contextlib
+import dataclasses
+import socket
+import time
+
+import grpc
+import numpy as np
+import pytest
+import scripted
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from spopp_jax import types
+from spopp_jax.sampler import (
+  client,
+  errors,
+  options,
+  rollout,
+  sampler_pb2,
+  sampler_pb2_grpc,
+  service,
+  weights,
+)
+
+OK = types.Status.OK
+WAIT_S = 20.0
+
+
+@contextlib.contextmanager
+def serving(engine=None, **kwargs):
+  engine = engine or scripted.load(scripted.Engine())
+  driver = rollout.RolloutDriver(engine, scripted.Tasks(), scripted.Template())
+  server = service.serve(
+    driver, model_fingerprint=scripted.MODEL_FINGERPRINT, **kwargs
+  )
+  try:
+    yield server
+  finally:
+    server.stop(grace_s=0.2)
+
+
+@contextlib.contextmanager
+def connected(server, **kwargs):
+  sampler = client.SamplerClient(server.address, scripted.EXPECTED, **kwargs)
+  try:
+    yield sampler
+  finally:
+    sampler.close()
+
+
+@contextlib.contextmanager
+def raw_stub(server):
+  with grpc.insecure_channel(server.address) as channel:
+    yield sampler_pb2_grpc.SamplerStub(channel)
+
+
+def collect(sampler, count):
+  return [sampler.next(WAIT_S) for _ in range(count)]
+
+
+def test_every_request_is_answered_in_completion_order():
+  with serving() as server, connected(server) as sampler:
+    task_ids = [t for t in scripted.TASK_IDS if t != 'stuck']
+    sampler.submit(
+      [scripted.request(n, task_id) for n, task_id in enumerate(task_ids)]
+    )
+    results = collect(sampler, len(task_ids))
+    assert sorted(r.request_id for r in results) == sorted(
+      f'r{n}' for n in range(len(task_ids))
+    )
+    # A 5-turn episode that starts beside a 1-turn one is overtaken by it.
+    order = [r.task_id for r in results]
+    assert order.index('lose-1') < order.index('win-5')
+    counts = {s: [r.status for r in results].count(s) for s in types.Status}
+    assert counts[OK] == 11
+    assert counts[types.Status.ENV_ERROR] == 2
+    assert counts[types.Status.CONTEXT_LIMIT] == 1
+
+
+def test_what_arrives_is_what_an_in_process_driver_makes():
+  requests = [scripted.request(n, f'win-{1 + n % 5}') for n in range(20)]
+  driver = rollout.RolloutDriver(
+    scripted.load(scripted.Engine()), scripted.Tasks(), scripted.Template()
+  )
+  for request in requests:
+    driver.submit(request)
+  expected = {}
+  while not driver.is_idle:
+    expected.update((r.request_id, r) for r in driver.step())
+  with serving() as server, connected(server) as sampler:
+    sampler.submit(requests)
+    for result in collect(sampler, 20):
+      ours = expected[result.request_id]
+      for field in dataclasses.fields(result):
+        if field.name != 'seconds':
+          np.testing.assert_array_equal(
+            getattr(result, field.name), getattr(ours, field.name)
+          )
+
+
+def test_unix_socket(tmp_path):
+  with (
+    serving(address=f'unix:{tmp_path}/s') as server,
+    connected(server) as sampler,
+  ):
+    sampler.submit([scripted.request(1)])
+    assert sampler.next(WAIT_S).status == OK
+
+
+def test_publication_switches_and_echoes_version_and_checksum():
+  engine = scripted.load(scripted.Engine())
+  with serving(engine) as server, connected(server) as sampler:
+    checksum = sampler.publish(scripted.params(1.0), 5)
+    assert engine.loaded == [(0, [0.5, -0.5]), (5, [1.0, -1.0])]
+    sampler.submit([scripted.request(1, version=5)])
+    result = sampler.next(WAIT_S)
+    assert (result.policy_version, result.weights_checksum) == (5, checksum)
+
+
+def test_large_snapshots_come_in_many_chunks():
+  size = 3 * weights.CHUNK_BYTES // 4 + 1
+  big = {**scripted.params(1.0), 'big': np.arange(size, dtype=np.float32)}
+  with serving() as server, connected(server) as sampler:
+    assert sampler.publish(big, 1) == weights.checksum(weights.to_bytes(big))
+
+
+def test_same_snapshot_again_changes_nothing():
+  engine = scripted.load(scripted.Engine())
+  with serving(engine) as server, connected(server) as sampler:
+    sampler.publish(scripted.params(1.0), 1)
+    sampler.publish(scripted.params(1.0), 1)
+    assert [version for version, _ in engine.loaded] == [0, 1]
+    with raw_stub(server) as stub:
+      stub.Activate(
+        sampler_pb2.ActivateRequest(
+          policy_version=1, weights_checksum=engine.weights_checksum
+        ),
+        timeout=WAIT_S,
+      )
+    assert [version for version, _ in engine.loaded] == [0, 1]
+
+
+@pytest.mark.parametrize('version', [3, 2])
+def test_version_must_increase(version):
+  with (
+    serving(scripted.load(scripted.Engine(), version=3)) as server,
+    connected(server) as sampler,
+    pytest.raises(errors.PublicationError, match='must exceed the active'),
+  ):
+    sampler.publish(scripted.params(9.0), version)
+
+
+def test_refused_parameters_leave_the_old_version():
+  engine = scripted.load(scripted.Engine())
+  with serving(engine) as server, connected(server) as sampler:
+    with pytest.raises(errors.PublicationError, match=r'w has shape \(3,\)'):
+      sampler.publish({'w': np.zeros(3, np.float32)}, 1)
+    sampler.submit([scripted.request(1, version=0)])
+    assert sampler.next(WAIT_S).status == OK
+
+
+def parts(data, **header):
+  fields = {
+    'policy_version': 1,
+    'weights_checksum': weights.checksum(data),
+    'size_bytes': len(data),
+  }
+  yield sampler_pb2.PublishPart(
+    header=sampler_pb2.PublishHeader(**{**fields, **header})
+  )
+  yield sampler_pb2.PublishPart(data=data[:10])
+  yield sampler_pb2.PublishPart(data=data[10:])
+
+
+@pytest.mark.parametrize(
+  'header, code, words',
+  [
+    ({'weights_checksum': '0' * 64}, 'DATA_LOSS', 'sha256'),
+    ({'size_bytes': 10_000}, 'DATA_LOSS', 'bytes arrived of 10000'),
+    ({'policy_version': 0}, 'FAILED_PRECONDITION', 'must exceed'),
+  ],
+)
+def test_damaged_publication_is_not_staged(header, code, words):
+  data = weights.to_bytes(scripted.params(1.0))
+  with serving() as server, raw_stub(server) as stub:
+    with pytest.raises(grpc.RpcError) as caught:
+      stub.Publish(parts(data, **header), timeout=WAIT_S)
+    assert caught.value.code().name == code
+    assert words in caught.value.details()
+    with pytest.raises(grpc.RpcError) as caught:
+      stub.Activate(
+        sampler_pb2.ActivateRequest(
+          policy_version=1, weights_checksum=weights.checksum(data)
+        ),
+        timeout=WAIT_S,
+      )
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert 'is not staged' in caught.value.details()
+
+
+def test_publication_without_a_header_is_refused():
+  with serving() as server, raw_stub(server) as stub:
+    with pytest.raises(grpc.RpcError) as caught:
+      stub.Publish(iter([sampler_pb2.PublishPart(data=b'x')]), timeout=WAIT_S)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_publisher_that_dies_between_the_phases_leaves_the_old_version():
+  data = weights.to_bytes(scripted.params(1.0))
+  with serving() as server:
+    with raw_stub(server) as stub:
+      reply = stub.Publish(parts(data), timeout=WAIT_S)
+      assert reply.weights_checksum == weights.checksum(data)
+    with connected(server) as sampler:
+      assert sampler.service.active_policy_version == 0
+      sampler.submit([scripted.request(1, version=0)])
+      assert sampler.next(WAIT_S).policy_version == 0
+      sampler.submit([scripted.request(2, version=1)])
+      assert sampler.next(WAIT_S).status == types.Status.STALE
+
+
+def test_activation_drains_every_accepted_request_first():
+  engine = scripted.load(scripted.Engine(step_s=0.01))
+  with serving(engine) as server, connected(server) as sampler:
+    sampler.submit([scripted.request(n, 'win-5') for n in range(6)])
+    collect(sampler, 1)
+    sampler.publish(scripted.params(1.0), 1)
+    results = collect(sampler, 5)
+    assert {(r.status, r.policy_version) for r in results} == {(OK, 0)}
+
+
+def test_activation_that_cannot_drain_in_time_is_given_up():
+  engine = scripted.load(scripted.Engine(step_s=0.05))
+  with (
+    serving(engine) as server,
+    connected(server, publish_deadline_s=0.2) as sampler,
+  ):
+    sampler.submit([scripted.request(n, 'endless') for n in range(4)])
+    with pytest.raises(errors.SamplerTimeout):
+      sampler.next(0.1)
+    with pytest.raises(errors.PublicationError, match='DEADLINE_EXCEEDED'):
+      sampler.publish(scripted.params(1.0), 1)
+    assert {r.policy_version for r in collect(sampler, 4)} == {0}
+    assert [version for version, _ in engine.loaded] == [0]
+
+
+def test_before_the_first_publication_everything_is_stale():
+  with serving(scripted.Engine()) as server, connected(server) as sampler:
+    assert sampler.service.active_policy_version == -1
+    sampler.submit([scripted.request(1)])
+    assert sampler.next(WAIT_S).status == types.Status.STALE
+    sampler.publish(scripted.params(1.0), 0)
+    sampler.submit([scripted.request(1)])
+    assert sampler.next(WAIT_S).status == OK
+
+
+def test_finished_results_wait_for_a_client_that_lost_its_stream():
+  engine = scripted.load(scripted.Engine())
+  tasks_before = []
+  with serving(engine) as server:
+    with connected(server) as first:
+      first.submit([scripted.request(1), scripted.request(2)])
+      # Both have finished here, and only r1 or r2 is acknowledged.
+      taken = first.next(WAIT_S).request_id
+      collect_deadline = time.monotonic() + WAIT_S
+      while len(engine.histories) < 2:
+        assert time.monotonic() < collect_deadline
+        time.sleep(0.01)
+      tasks_before = list(engine.histories)
+    other = {'r1': 2, 'r2': 1}[taken]
+    with connected(server) as second:
+      second.submit([scripted.request(other)])
+      assert second.next(WAIT_S).request_id == f'r{other}'
+    assert engine.histories == tasks_before
+
+
+def test_reconnecting_client_gets_each_answer_once():
+  engine = scripted.load(scripted.Engine(step_s=0.01))
+  with serving(engine) as server, connected(server) as sampler:
+    requests = [scripted.request(n, f'win-{1 + n % 5}') for n in range(10)]
+    sampler.submit(requests)
+    answered = [r.request_id for r in collect(sampler, 3)]
+    sampler.reconnect(WAIT_S)
+    sampler.submit([r for r in requests if r.request_id not in answered])
+    answered += [r.request_id for r in collect(sampler, 7)]
+    assert sorted(answered) == sorted(r.request_id for r in requests)
+    # Nothing was run a second time.
+    assert len(engine.histories) == 10
+    with pytest.raises(errors.SamplerTimeout, match='nothing is outstanding'):
+      sampler.next(0.1)
+
+
+def test_requests_nobody_claims_are_cancelled():
+  engine = scripted.load(scripted.Engine(num_slots=1, step_s=0.02))
+  sampling = dataclasses.replace(scripted.SAMPLING, max_turns=10_000)
+  with serving(engine, orphan_grace_s=0.0) as server:
+    with connected(server) as first:
+      first.submit(
+        [scripted.request(n, 'endless', sampling=sampling) for n in (1, 2)]
+      )
+      with pytest.raises(errors.SamplerTimeout):
+        first.next(0.1)
+    with connected(server) as second:
+      second.submit([scripted.request(3, 'win-1')])
+      assert second.next(WAIT_S).request_id == 'r3'
+
+
+def test_client_refuses_more_than_the_service_takes():
+  with serving(max_pending=3) as server, connected(server) as sampler:
+    with pytest.raises(errors.QueueFull, match=r'max_pending \(3\)'):
+      sampler.submit([scripted.request(n) for n in range(4)])
+    sampler.submit([scripted.request(n) for n in range(3)])
+    collect(sampler, 3)
+
+
+def test_service_refuses_more_than_it_takes():
+  engine = scripted.load(scripted.Engine(step_s=0.05))
+  with (
+    serving(engine, max_pending=3) as server,
+    connected(server) as first,
+    connected(server) as second,
+  ):
+    first.submit([scripted.request(n, 'endless') for n in range(3)])
+    with pytest.raises(errors.SamplerTimeout):
+      first.next(0.1)
+    second.submit([scripted.request(9)])
+    with pytest.raises(errors.QueueFull, match=r'RESOURCE_EXHAUSTED.*is 3'):
+      second.next(WAIT_S)
+    assert len(collect(first, 3)) == 3
+
+
+def test_one_id_for_two_requests_is_invalid():
+  engine = scripted.load(scripted.Engine(step_s=0.1))
+  with serving(engine) as server, connected(server) as first:
+    first.submit([scripted.request(1, 'endless')])
+    with pytest.raises(errors.SamplerTimeout):
+      first.next(0.1)
+    with connected(server) as second:
+      second.submit([scripted.request(1, 'win-1')])
+      result = second.next(WAIT_S)
+      assert result.status == types.Status.INVALID
+      assert 'request_id of request r1 is in use' in result.detail
+
+
+def test_foreign_requests_are_checked():
+  bad = sampler_pb2.RolloutMessage(
+    request=sampler_pb2.Request(request_id='q', task_id='win-1', seed=1)
+  )
+  nameless = sampler_pb2.RolloutMessage(request=sampler_pb2.Request())
+  with serving() as server, raw_stub(server) as stub:
+    call = stub.Rollout(iter([bad]), timeout=WAIT_S)
+    reply = next(call).trajectory
+    assert reply.status == sampler_pb2.STATUS_INVALID
+    assert 'sampling.temperature' in reply.detail
+    for message in (nameless, sampler_pb2.RolloutMessage()):
+      call = stub.Rollout(iter([message]), timeout=WAIT_S)
+      with pytest.raises(grpc.RpcError) as caught:
+        next(call)
+      assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_garbage_on_the_wire_hurts_nobody_else():
+  with serving() as server, connected(server) as sampler:
+    host, _, port = server.address.rpartition(':')
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+      raw.sendall(b'\x00\xff' * 500)
+    with grpc.insecure_channel(server.address) as channel:
+      # Correct HTTP/2, but no message of the contract.
+      call = channel.stream_stream('/spopp.sampler.v1.Sampler/Rollout')
+      with pytest.raises(grpc.RpcError):
+        next(call(iter([b'\xff\xff\xff']), timeout=WAIT_S))
+    sampler.submit([scripted.request(1)])
+    assert sampler.next(WAIT_S).status == OK
+
+
+def test_engine_failure_ends_the_service():
+  engine = scripted.load(scripted.Engine(fail_after=2))
+  with serving(engine) as server, connected(server) as sampler:
+    sampler.submit([scripted.request(1, 'endless')])
+    with pytest.raises(errors.SamplerLost, match='accelerator is on fire'):
+      sampler.next(WAIT_S)
+    assert 'accelerator is on fire' in server.wait(WAIT_S)
+    assert health_of(server) == 'NOT_SERVING'
+    with pytest.raises(errors.SamplerLost, match='restart the service'):
+      sampler.reconnect(WAIT_S)
+
+
+def health_of(server, name='spopp.sampler.v1.Sampler'):
+  with grpc.insecure_channel(server.address) as channel:
+    reply = health_pb2_grpc.HealthStub(channel).Check(
+      health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S
+    )
+  return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
+
+
+def test_health_is_reported():
+  with serving() as server:
+    assert health_of(server) == 'SERVING'
+    assert health_of(server, '') == 'SERVING'
+    assert server.wait(0.0) == ''
+
+
+def test_taken_port_is_refused():
+  with (
+    serving() as server,
+    pytest.raises(errors.SamplerError, match='cannot listen at'),
+    serving(address=server.address),
+  ):
+    pass
+
+
+def test_address_and_size_are_checked_before_listening():
+  with (
+    pytest.raises(ValueError, match='without TLS'),
+    serving(address='0.0.0.0:0'),
+  ):
+    pass
+  limits = options.ChannelLimits(max_message_bytes=4500)
+  with (
+    pytest.raises(ValueError, match=r'must be at least 4996'),
+    serving(limits=limits),
+  ):
+    pass
+
+
+def test_the_longest_trajectory_fits_the_smallest_allowed_message():
+  size = options.trajectory_bytes(100)
+  limits = options.ChannelLimits(max_message_bytes=size)
+  with (
+    serving(limits=limits) as server,
+    connected(server, limits=limits) as sampler,
+  ):
+    sampler.submit([scripted.request(1, 'endless')])
+    assert sampler.next(WAIT_S).status == OK
