@@ -60,6 +60,8 @@ def parse(text: str) -> Node:
 def typed_list(words: Iterable[Node]) -> tuple[tuple[str, str], ...]:
   """Reads `a b - type c - other` into ((a, type), (b, type), (c, other)).
 
+  A comma after a type is dropped, as the official domain has them.
+
   Raises:
     ValueError: a word without a type or a dash without a type.
   """
@@ -75,7 +77,7 @@ def typed_list(words: Iterable[Node]) -> tuple[tuple[str, str], ...]:
     kind = next(rest, None)
     if not isinstance(kind, str):
       raise ValueError(f'no type follows "-" after {pending}')
-    pairs.extend((name.rstrip(','), kind.rstrip(',')) for name in pending)
+    pairs.extend((name, kind.rstrip(',')) for name in pending)
     pending = []
   if pending:
     raise ValueError(f'{pending} have no type')

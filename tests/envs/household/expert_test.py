@@ -44,6 +44,21 @@ def test_takes_only_what_it_has_been_shown():
       shown += observation
 
 
+def test_opens_what_it_cannot_see_into():
+  games = household.generate_games(num_games=60, seed=4, size='medium')
+  opened_in_vain = 0
+  for number, game in enumerate(games):
+    episode = household.expert_episode(
+      game, rng=random.Random(number), dither=0, max_turns=400
+    )
+    takes = [i for i, (a, _) in enumerate(episode) if a.startswith('take ')]
+    for i, (action, observation) in enumerate(episode[: takes[0]]):
+      if observation.endswith('is closed.'):
+        assert episode[i + 1][0] == action.replace('go to', 'open')
+        opened_in_vain += i + 2 != takes[0]
+  assert opened_in_vain > 20
+
+
 def test_searches_in_every_order():
   game = household.generate_games(num_games=1, seed=0, task_types=['put'])[0]
   firsts = {

@@ -60,6 +60,12 @@ def test_the_old_put_wording_does_nothing(environment):
   )
 
 
+def test_blanks_around_a_command_do_not_matter(environment):
+  assert _play(environment, '  go to fridge 1\n').startswith('You arrive')
+  assert _play(environment, 'look ').startswith('You are facing the fridge 1')
+  assert _play(environment, 'open  fridge 1') == 'Nothing happens.'
+
+
 def test_another_name_of_the_present_place_does_nothing(environment):
   _play(environment, 'go to countertop 1')
   assert 'go to sinkbasin 1' not in environment.admissible_commands

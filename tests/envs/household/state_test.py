@@ -1,5 +1,7 @@
 import pytest
 
+from spopp_jax.envs import household
+from spopp_jax.envs.household.domain import FLUENTS, PREDICATES
 from spopp_jax.envs.household.state import State
 
 
@@ -88,3 +90,15 @@ def test_nothing_is_possible_with_an_unknown_name(state):
     state.may_treat('heat', '', ''),
   ):
     assert not allowed
+
+
+def test_fluents_are_exactly_what_actions_change(golden_games, golden_rows):
+  key = 'quirks-elsewhere'
+  environment = household.HouseholdEnvironment(golden_games[key])
+  start = golden_games[key].world.facts
+  changed = set()
+  for command in golden_rows[key]['commands']:
+    environment.step(command)
+    changed |= {atom[0] for atom in start ^ environment.state.facts}
+  assert changed == FLUENTS
+  assert set(PREDICATES) >= FLUENTS
