@@ -84,7 +84,7 @@ def clipped_surrogate(
     dual_clipped = (advantages < 0) & (loss > ceiling)
     loss = jnp.where(advantages < 0, jnp.minimum(loss, ceiling), loss)
   return Surrogate(
-    loss=jnp.where(mask, loss, 0),
+    loss=loss,
     ratio=jnp.where(mask, ratio, 0),
     clipped=held > free,
     dual_clipped=dual_clipped,

@@ -69,9 +69,9 @@ def test_nothing_counted_gives_zeros():
 
 def test_bfloat16_is_summed_in_float32():
   numerator, count = aggregate.token_mean(
-    jnp.ones((1, 1000), jnp.bfloat16), np.ones((1, 1000), bool)
+    jnp.ones((1, 1001), jnp.bfloat16), np.ones((1, 1001), bool)
   )
-  assert (numerator, count) == (1000, 1000)
+  assert (numerator, count) == (1001, 1001)
 
 
 def test_a_float_mask_is_refused():

@@ -55,14 +55,14 @@ def test_padding_gives_and_receives_nothing():
 
 
 def test_bfloat16_is_summed_in_float32():
-  ones = jnp.ones((1, 1000), jnp.bfloat16)
+  ones = jnp.ones((1, 1001), jnp.bfloat16)
   sums = segments.trajectory_sums(
     ones,
-    jnp.ones((1, 1000), bool),
-    jnp.zeros((1, 1000), jnp.int32),
+    jnp.ones((1, 1001), bool),
+    jnp.zeros((1, 1001), jnp.int32),
     num_trajectories=1,
   )
-  assert sums[0] == 1000
+  assert sums[0] == 1001
 
 
 @pytest.mark.parametrize('garbage', [np.nan, np.inf, 1e30])
