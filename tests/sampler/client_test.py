@@ -210,6 +210,27 @@ def test_service_that_closes_the_stream_is_lost():
       sampler.submit([scripted.request(2)])
 
 
+def test_acknowledgement_that_a_lost_stream_took_along_is_sent_again():
+  class Fainting(Liar):
+    streams = 0
+
+    def Rollout(self, request_iterator, context):  # noqa: N802
+      self.streams += 1
+      replies = super().Rollout(request_iterator, context)
+      return replies if self.streams > 1 else iter([next(replies)])
+
+  liar = Fainting(lambda message: [message])
+  with connected(liar) as sampler:
+    sampler.submit([scripted.request(1), scripted.request(2)])
+    assert sampler.next(WAIT_S).request_id == 'r1'
+    with pytest.raises(errors.SamplerLost):
+      sampler.next(WAIT_S)
+    sampler.reconnect(WAIT_S)
+    assert liar.acknowledged.get(timeout=WAIT_S) == 'r1'
+    sampler.submit([scripted.request(2)])
+    assert sampler.next(WAIT_S).request_id == 'r2'
+
+
 def free_port():
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))
@@ -256,7 +277,7 @@ def test_service_that_does_not_fit_is_refused_with_both_values():
   )
   with (
     serving(liar) as address,
-    pytest.raises(errors.HandshakeRefused, match='scripted-template.*theirs'),
+    pytest.raises(errors.HandshakeRefused, match=r'scripted-template.*theirs'),
   ):
     client.SamplerClient(address, scripted.EXPECTED)
 

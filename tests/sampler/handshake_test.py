@@ -48,7 +48,7 @@ def test_other_fingerprints_are_refused(name):
 
 def test_longer_context_is_refused():
   longer = dataclasses.replace(DESCRIPTION, max_context_tokens=101)
-  with pytest.raises(errors.HandshakeRefused, match='100 at.*101 at'):
+  with pytest.raises(errors.HandshakeRefused, match=r'100 at.*101 at'):
     handshake.check_description(longer, scripted.EXPECTED)
 
 
@@ -67,5 +67,5 @@ def test_other_limits_are_refused(name):
 def test_other_contract_is_refused():
   message = handshake.request(LIMITS)
   message.contract_version = 99
-  with pytest.raises(errors.HandshakeRefused, match='contract_version.*99'):
+  with pytest.raises(errors.HandshakeRefused, match=r'contract_version.*99'):
     handshake.check_contract(message, LIMITS)

@@ -47,6 +47,11 @@ def is_alive(process_id):
   return state.exists() and state.read_text().split()[2] != 'Z'
 
 
+def take_until_lost(sampler, answers):
+  while True:
+    answers.append(sampler.next(WAIT_S))
+
+
 def wait_until_gone(process_id):
   deadline = time.monotonic() + WAIT_S
   while is_alive(process_id):
@@ -65,8 +70,7 @@ def test_killed_service_is_lost_restarted_and_answers_every_request(tmp_path):
     before = sampler.process_id
     os.kill(before, signal.SIGKILL)
     with pytest.raises(errors.SamplerLost, match='reconnect and submit'):
-      while True:
-        answers.append(sampler.next(WAIT_S))
+      take_until_lost(sampler, answers)
     sampler.reconnect(WAIT_S)
     assert sampler.process_id != before
     # The new process knows nothing of version 4 until it is published again.
@@ -183,7 +187,7 @@ def test_process_that_never_gets_ready_shows_its_last_words(tmp_path):
 
 def test_process_that_is_not_ready_in_time_is_ended(tmp_path):
   code = 'import time; print("loading", flush=True); time.sleep(100)'
-  with pytest.raises(errors.SamplerLost, match='not ready within 0.5 s'):
+  with pytest.raises(errors.SamplerLost, match=r'not ready within 0\.5 s'):
     local.LocalSampler(
       [sys.executable, '-c', code],
       scripted.EXPECTED,

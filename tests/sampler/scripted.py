@@ -121,6 +121,10 @@ class Engine:
     self._steps_left = fail_after
     self._slots = {}
 
+  @property
+  def num_open(self):
+    return len(self._slots)
+
   def load(self, params, *, version, checksum):
     assert not self._slots
     if params['w'].shape != (2,):

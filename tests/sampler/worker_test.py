@@ -1,0 +1,100 @@
+"""The worker takes commands in their order, switches included."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+import scripted
+
+from spopp_jax import types
+from spopp_jax.sampler import ledger, rollout, worker
+
+OK, STALE = types.Status.OK, types.Status.STALE
+WAIT_S = 20.0
+
+
+class Desk:
+  """A worker with its ledger; everything is sent before it starts."""
+
+  def __init__(self, engine):
+    self.engine = scripted.load(engine)
+    self.book = ledger.Ledger(max_pending=99, orphan_grace_s=99.0)
+    self.worker = worker.Worker(
+      rollout.RolloutDriver(self.engine, scripted.Tasks(), scripted.Template()),
+      self.book,
+    )
+    self.results = []
+    self._expected = 0
+    self._all_in = threading.Event()
+
+  def ask(self, request):
+    self._expected += 1
+    self.book.claim(request, self._deliver)
+    self.worker.send(request)
+
+  def switch(self, value, version, timeout_s=WAIT_S):
+    activation = worker.Activation(
+      worker.Snapshot(version, 'sum', scripted.params(value)),
+      time.monotonic() + timeout_s,
+    )
+    self.worker.send(activation)
+    return activation
+
+  def _deliver(self, trajectory):
+    self.results.append(trajectory)
+    if len(self.results) == self._expected:
+      self._all_in.set()
+
+  @contextlib.contextmanager
+  def run(self):
+    thread = threading.Thread(target=self.worker.run)
+    thread.start()
+    try:
+      yield
+      assert self._all_in.wait(WAIT_S)
+    finally:
+      self.worker.stop()
+      thread.join(WAIT_S)
+
+  def outcomes(self):
+    return {r.request_id: (r.status, r.policy_version) for r in self.results}
+
+
+def test_a_switch_divides_what_came_before_from_what_came_after():
+  desk = Desk(scripted.Engine(num_slots=1))
+  desk.ask(scripted.request(1, 'win-1', version=0))
+  desk.ask(scripted.request(2, 'win-1', version=0))
+  activation = desk.switch(1.0, 1)
+  desk.ask(scripted.request(3, 'win-1', version=0))
+  desk.ask(scripted.request(4, 'win-1', version=1))
+  with desk.run():
+    assert activation.done.wait(WAIT_S)
+  assert activation.refusal == ''
+  assert desk.worker.active == (1, 'sum')
+  assert desk.outcomes() == {
+    'r1': (OK, 0),
+    'r2': (OK, 0),
+    'r3': (STALE, 1),
+    'r4': (OK, 1),
+  }
+
+
+def test_a_late_switch_changes_nothing_and_lets_others_pass():
+  desk = Desk(scripted.Engine())
+  desk.ask(scripted.request(1, 'win-3', version=0))
+  activation = desk.switch(1.0, 1, timeout_s=-1.0)
+  desk.ask(scripted.request(2, 'win-3', version=0))
+  with desk.run():
+    assert activation.done.wait(WAIT_S)
+  assert activation.is_late
+  assert 'version 0 did not drain in time' in activation.refusal
+  assert desk.worker.active[0] == 0
+  assert desk.outcomes() == {'r1': (OK, 0), 'r2': (OK, 0)}
+
+
+def test_engine_failures_reach_the_caller():
+  desk = Desk(scripted.Engine(fail_after=0))
+  desk.ask(scripted.request(1))
+  with pytest.raises(RuntimeError, match='on fire'):
+    desk.worker.run()
