@@ -55,7 +55,7 @@ def pack(
         f'tokens, a row holds {row_length}: raise learner.row_length'
       )
   order = np.arange(n) if rng is None else rng.permutation(n)
-  shares = [order[m::minibatches] for m in range(minibatches)]
+  shares = [order[m::minibatches].tolist() for m in range(minibatches)]
   layouts = [_first_fit(share, trajectories, row_length) for share in shares]
   rows = row_count(
     max(len(layout) for layout in layouts),
@@ -93,7 +93,11 @@ def unpack(
   return outputs
 
 
-def _first_fit(share, trajectories, row_length) -> list[list[int]]:
+def _first_fit(
+  share: Sequence[int],
+  trajectories: Sequence[types.Trajectory],
+  row_length: int,
+) -> list[list[int]]:
   rows: list[list[int]] = []
   free: list[int] = []
   for i in sorted(share, key=lambda i: -len(trajectories[i].tokens)):
@@ -103,12 +107,17 @@ def _first_fit(share, trajectories, row_length) -> list[list[int]]:
       rows.append([])
       free.append(row_length)
       fit = len(rows) - 1
-    rows[fit].append(int(i))
+    rows[fit].append(i)
     free[fit] -= length
   return rows
 
 
-def _fill_row(batch, at, members, trajectories) -> None:
+def _fill_row(
+  batch: types.PackedBatch,
+  at: tuple[int, int],
+  members: Sequence[int],
+  trajectories: Sequence[types.Trajectory],
+) -> None:
   start = 0
   for segment, i in enumerate(members, start=1):
     t = trajectories[i]
@@ -122,7 +131,7 @@ def _fill_row(batch, at, members, trajectories) -> None:
     start += len(t.tokens)
 
 
-def _padded(values, size) -> np.ndarray:
+def _padded(values: Sequence[float], size: int) -> np.ndarray:
   out = np.zeros(size, np.float32)
   out[: len(values)] = values
   return out

@@ -1,6 +1,8 @@
 """Supervised steps on demonstrated episodes: the cold start's arithmetic."""
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ class SupervisedLearner:
     config: dense.DecoderConfig,
     optimizer: optax.GradientTransformation,
   ):
+    self._optimizer = optimizer
     graphdef, _ = parameters.graph(config)
     logprobs = functools.partial(
       update.packed_logprobs, graphdef=graphdef, temperature=1.0
@@ -27,6 +30,10 @@ class SupervisedLearner:
     self._update = jax.jit(
       functools.partial(_update, logprobs, optimizer), donate_argnums=0
     )
+
+  def init(self, params: Mapping[str, Any]) -> state_lib.LearnerState:
+    """Returns the state before the first step; copies the parameters."""
+    return state_lib.initial(params, self._optimizer)
 
   def update(
     self, state: state_lib.LearnerState, batch: types.PackedBatch

@@ -93,13 +93,7 @@ class Learner:
 
   def init(self, params: Mapping[str, Any]) -> state_lib.LearnerState:
     """Returns the state before the first update; copies the parameters."""
-    params = {k: jnp.array(v, jnp.float32) for k, v in params.items()}
-    return state_lib.LearnerState(
-      params=params,
-      opt_state=self._optimizer.init(params),
-      updates=jnp.int32(0),
-      skipped_in_a_row=jnp.int32(0),
-    )
+    return state_lib.initial(params, self._optimizer)
 
   def update(
     self, state: state_lib.LearnerState, batch: types.PackedBatch
@@ -175,7 +169,9 @@ def _rows(batch: types.PackedBatch) -> dict[str, jax.Array]:
   return {name: getattr(batch, name) for name in _PER_TOKEN}
 
 
-def _map_rows(logprobs: Callable, params, batch) -> jax.Array:
+def _map_rows(
+  logprobs: Callable, params: parameters.Parameters, batch: types.PackedBatch
+) -> jax.Array:
   """Applies `logprobs` to one minibatch after another: [M, B, S]."""
   return jax.lax.map(
     lambda rows: logprobs(params, batch._replace(**rows)), _rows(batch)
@@ -188,7 +184,7 @@ def _update(
   optimizer: optax.GradientTransformation,
   state: state_lib.LearnerState,
   batch: types.PackedBatch,
-):
+) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
   """Standardizes once, then scans the minibatches."""
   merge = lambda x: x.reshape(-1, x.shape[-1])
   whole = batch._replace(**{k: merge(v) for k, v in _rows(batch).items()})

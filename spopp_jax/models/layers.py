@@ -12,7 +12,12 @@ class Linear(nnx.Module):
   """y = x W^T without bias; `weight` is [out, in] as in safetensors files."""
 
   def __init__(
-    self, in_features: int, out_features: int, *, rngs: nnx.Rngs, scale=1.0
+    self,
+    in_features: int,
+    out_features: int,
+    *,
+    rngs: nnx.Rngs,
+    scale: float = 1.0,
   ):
     stddev = scale / math.sqrt(in_features)
     self.weight = nnx.Param(

@@ -62,9 +62,10 @@ class WordTokenizer:
         f'the tokenizer lacks {", ".join(missing)}; build it with '
         'WordTokenizer.build'
       )
-    self.pad_id, self.unknown_id, self.begin_id, self.turn_id, self.end_id = (
-      tokenizer.token_to_id(t) for t in _SPECIAL
-    )
+    vocabulary = tokenizer.get_vocab()
+    self.begin_id: int = vocabulary[BEGIN]
+    self.turn_id: int = vocabulary[TURN]
+    self.end_id: int = vocabulary[END]
 
   @classmethod
   def build(cls, texts: Iterable[str]) -> 'WordTokenizer':
@@ -114,7 +115,7 @@ class WordTokenizer:
     """Returns [T] int32 ids; unknown words become `<unk>`."""
     return np.asarray(self._tokenizer.encode(text).ids, np.int32)
 
-  def decode(self, tokens: np.ndarray) -> str:
+  def decode(self, tokens: Iterable[int]) -> str:
     """Returns the tokens' texts joined by single spaces."""
     words = (self._tokenizer.id_to_token(int(t)) for t in tokens)
     return ' '.join(word or UNKNOWN for word in words)
@@ -132,7 +133,7 @@ class WordTokenizer:
     return np.concatenate([ids, [self.turn_id]]).astype(np.int32)
 
   def action(self, command: str) -> np.ndarray:
-    """Returns [T] int32 that spell a command as a policy would, with `<end>`."""
+    """Returns [T] int32: a command as a policy spells it, with `<end>`."""
     return np.concatenate([self.encode(command), [self.end_id]]).astype(
       np.int32
     )

@@ -12,7 +12,6 @@ import tqdm
 from spopp_jax import types
 from spopp_jax.envs import household
 from spopp_jax.learner import packing, supervised
-from spopp_jax.learner import state as learner_state
 from spopp_jax.models import dense, parameters, policy_files
 from spopp_jax.models import tokenizer as tokenizer_lib
 
@@ -119,10 +118,7 @@ def train_policy(
     ),
   )
   learner = supervised.SupervisedLearner(model, optimizer)
-  params = parameters.initial(model, config.seed)
-  state = learner_state.LearnerState(
-    params, optimizer.init(params), np.int32(0), np.int32(0)
-  )
+  state = learner.init(parameters.initial(model, config.seed))
   batches = _batches(trajectories, config)
   bar = tqdm.trange(
     c.steps,

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
-import logging
 import pathlib
 import time
 from typing import Any
@@ -15,10 +13,10 @@ from spopp_jax.envs import base as envs_base
 from spopp_jax.envs import household
 from spopp_jax.learner import checkpoint, update
 from spopp_jax.models import policy_files
-from spopp_jax.objectives import base as objectives_base
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import (
   cold_start,
+  config_rules,
   dispatch,
   estimate,
   logprob_check,
@@ -29,12 +27,9 @@ from spopp_jax.runner import (
   training,
 )
 from spopp_jax.runner import config as config_lib
-from spopp_jax.runner import config_rules
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import errors as sampler_errors
 from spopp_jax.tracker import offline_evidence
-
-_LOG = logging.getLogger(__name__)
 
 # What a user can mend; the texts say how. Anything else is a bug.
 EXPECTED_ERRORS = (
@@ -97,31 +92,25 @@ def run(
       sampler = sampling.connect(config, policy, directory, tasks)
     stack.callback(sampler.close)
     batcher = _make_batcher(config, sampler)
-    objective = _make_objective(config)
-    learner = _make_learner(config, policy, objective)
-    before = _offline_outcomes(
-      config, directory, policy, tasks, batcher, learner
-    )
-    components = _assemble(
-      config, directory, policy, tasks, batcher, learner, objective, before
-    )
+    before = _offline_outcomes(config, directory, policy, tasks, batcher)
+    components = _assemble(config, directory, policy, batcher, before)
     stack.callback(components.metrics.close)
-    if config.run.resume:
-      components.restore()
-    else:
+    if not config.run.resume:
+      logprob_check.check(
+        before.trajectories[: config.dispatch.batch_size], components.score
+      )
       components.dispatch()
     loop.train(components)
     components.metrics.close()
     batcher.drain()
     components.publish()
-    after = estimate.measure(
+    after = _measure(
+      config,
       batcher,
-      tasks.task_ids,
+      tasks,
       rollouts=config.evaluation.rollouts_per_task,
       policy_version=components.policy_version,
-      seed=config.seed,
       purpose='evaluation',
-      progress=config.run.progress,
     )
   wall_s = time.perf_counter() - start
   return Result(directory, policy, components, before, after, wall_s)
@@ -150,7 +139,9 @@ def prepare_policy(
   return policy
 
 
-def _make_batcher(config, sampler) -> batcher_lib.Batcher:
+def _make_batcher(
+  config: ml_collections.ConfigDict, sampler: sampler_base.Sampler
+) -> batcher_lib.Batcher:
   return batcher_lib.Batcher(
     sampler,
     sampling.sampling_params(config),
@@ -161,13 +152,56 @@ def _make_batcher(config, sampler) -> batcher_lib.Batcher:
   )
 
 
-def _make_objective(config) -> objectives_base.Objective:
+def _offline_outcomes(
+  config: ml_collections.ConfigDict,
+  directory: pathlib.Path,
+  policy: policy_files.Policy,
+  tasks: envs_base.TaskSuite,
+  batcher: batcher_lib.Batcher,
+) -> estimate.Estimate:
+  """Measures the starting policy on every task, or reads what was measured."""
+  path = directory / 'offline.json'
+  if config.run.resume:
+    return estimate.read(path, tasks.task_ids)
+  batcher.publish(policy.params, 0)
+  before = _measure(
+    config,
+    batcher,
+    tasks,
+    rollouts=config.offline.rollouts_per_task,
+    policy_version=0,
+    purpose='offline values',
+  )
+  before.write(path)
+  return before
+
+
+def _measure(
+  config: ml_collections.ConfigDict,
+  batcher: batcher_lib.Batcher,
+  tasks: envs_base.TaskSuite,
+  **settings: Any,
+) -> estimate.Estimate:
+  return estimate.measure(
+    batcher,
+    tasks.task_ids,
+    seed=config.seed,
+    progress=config.run.progress,
+    **settings,
+  )
+
+
+def _assemble(
+  config: ml_collections.ConfigDict,
+  directory: pathlib.Path,
+  policy: policy_files.Policy,
+  batcher: batcher_lib.Batcher,
+  before: estimate.Estimate,
+) -> training.Training:
+  """Joins the components, at the first step or at the last checkpoint."""
   overrides = config_rules.given(config.objective)
-  return objectives.make_objective(overrides.pop('name'), overrides)
-
-
-def _make_learner(config, policy, objective) -> update.Learner:
-  return update.Learner(
+  objective = objectives.make_objective(overrides.pop('name'), overrides)
+  learner = update.Learner(
     policy.config,
     objective,
     update.make_optimizer(**config.optimizer),
@@ -176,64 +210,32 @@ def _make_learner(config, policy, objective) -> update.Learner:
     row_length=config.learner.row_length,
     row_buckets=config.learner.row_buckets,
   )
-
-
-def _offline_outcomes(
-  config, directory, policy, tasks, batcher, learner
-) -> estimate.Estimate:
-  """Measures the starting policy on every task, or reads what was measured."""
-  path = directory / 'offline.json'
-  if config.run.resume:
-    return estimate.read(path, tasks.task_ids)
-  batcher.publish(policy.params, 0)
-  before = estimate.measure(
-    batcher,
-    tasks.task_ids,
-    rollouts=config.offline.rollouts_per_task,
-    policy_version=0,
-    seed=config.seed,
-    purpose='offline values',
-    progress=config.run.progress,
-  )
-  found = logprob_check.check(
-    before.trajectories[: config.dispatch.batch_size],
-    functools.partial(learner.score, policy.params),
-  )
-  _LOG.info('sampler-learner gap: %.2g nats a token', found.mean_abs)
-  before.write(path)
-  return before
-
-
-def _assemble(
-  config, directory, policy, tasks, batcher, learner, objective, before
-) -> training.Training:
-  """Joins the components at their state before the first step."""
+  state = learner.init(policy.params)
   evidence = tracker.make_evidence(
     objective.baseline,
-    tasks.task_ids,
+    before.task_ids,
     *offline_evidence.jeffreys(before.successes, before.rollouts),
     **config_rules.given(config.evidence),
   )
   checkpoints = checkpoint.CheckpointStore(directory / 'checkpoints')
-  resume_step = checkpoints.latest_step() or 0
-  return training.Training(
+  saved = checkpoints.restore({'state': state}) if config.run.resume else None
+  components = training.Training(
     config=config,
     directory=directory,
     learner=learner,
-    state=learner.init(policy.params),
+    state=state,
     evidence=evidence,
-    dispatcher=dispatch.Dispatcher(
-      tasks.task_ids,
-      evidence,
-      seed=config.seed,
-    ),
+    dispatcher=dispatch.Dispatcher(before.task_ids, evidence, seed=config.seed),
     batcher=batcher,
     metrics=metrics.MetricsWriter(
       directory,
       total_steps=config.run.steps,
-      resume_step=resume_step,
+      resume_step=saved.step if saved else 0,
       progress=config.run.progress,
     ),
     checkpoints=checkpoints,
     published=dict(policy.params),
   )
+  if saved:
+    components.adopt(saved)
+  return components

@@ -47,13 +47,13 @@ def gap(
   theirs = np.concatenate([pair[0] for pair in pairs]).astype(np.float64)
   ours = np.concatenate([pair[1] for pair in pairs]).astype(np.float64)
   log_ratio = ours - theirs
-  shifted = tuple(
+  earlier, later = (
     float(np.mean(np.abs(ours - np.roll(theirs, by)))) for by in (-1, 1)
   )
   return LogprobGap(
     mean_abs=float(np.mean(np.abs(log_ratio))),
     k3=float(np.mean(np.expm1(log_ratio) - log_ratio)),
-    shifted=shifted,
+    shifted=(earlier, later),
   )
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from spopp_jax import types
 from spopp_jax.runner import training
@@ -63,5 +64,6 @@ def of(
   return record
 
 
-def _mean(values) -> float:
-  return float(np.mean(values)) if len(values) else float('nan')
+def _mean(values: npt.ArrayLike) -> float:
+  array = np.asarray(values, np.float64)
+  return float(array.mean()) if array.size else float('nan')

@@ -151,12 +151,13 @@ class Training:
       },
     )
 
-  def restore(self) -> None:
-    """Goes back to the newest checkpoint and asks for its rollouts again."""
-    self.step, arrays, extra = self.checkpoints.restore({'state': self.state})
-    self.state = arrays['state']
-    self.published = arrays['published']
-    self.evidence.load_state_dict(arrays['evidence'])
+  def adopt(self, saved: checkpoint.Checkpoint) -> None:
+    """Goes on from a checkpoint: asks again for the rollouts it waits for."""
+    self.step = saved.step
+    self.state = saved.arrays['state']
+    self.published = saved.arrays['published']
+    self.evidence.load_state_dict(saved.arrays['evidence'])
+    extra = saved.extra
     self.policy_version = extra['policy_version']
     self.published_updates = extra['published_updates']
     self.updates_done = extra['updates_done']

@@ -5,14 +5,15 @@ then samples until each slot has ended its turn. Shapes are fixed by two short
 lists of buckets: how many tokens are fed, how much of the cache is read.
 """
 
-from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from spopp_jax import types
 from spopp_jax.models import dense, parameters
@@ -105,9 +106,7 @@ class DecodeEngine:
     if slot in self._slots:
       raise ValueError(f'slot {slot} is already open')
     if sampling.temperature <= 0:
-      raise ValueError(
-        f'temperature ({sampling.temperature}) must be positive'
-      )
+      raise ValueError(f'temperature ({sampling.temperature}) must be positive')
     if sampling.top_p != 1.0 or sampling.top_k != 0:
       raise ValueError(
         f'this engine samples the whole vocabulary: top_p ({sampling.top_p}) '
@@ -185,12 +184,21 @@ class DecodeEngine:
       if budget[slot]
     ]
 
-  def _attend_length(self, start, fed, budget) -> int:
+  def _attend_length(
+    self, start: np.ndarray, fed: np.ndarray, budget: np.ndarray
+  ) -> int:
     needed = int((start + fed + budget).max())
     rounded = -(-needed // self._attend_multiple) * self._attend_multiple
     return min(rounded, self.max_context)
 
-  def _end_turn(self, slot, tokens, logprobs, count, ended) -> base.Turn:
+  def _end_turn(
+    self,
+    slot: int,
+    tokens: np.ndarray,
+    logprobs: np.ndarray,
+    count: int,
+    ended: np.ndarray,
+  ) -> base.Turn:
     state = self._slots[slot]
     state.generating = False
     turn = base.Turn(
@@ -206,20 +214,20 @@ class DecodeEngine:
 
 
 def _advance(
-  params,
-  caches,
-  feed,
-  start,
-  fed,
-  budget,
-  seed,
-  temperature,
+  params: parameters.Parameters,
+  caches: tuple[dense.KVCache, ...],
+  feed: jax.Array,
+  start: jax.Array,
+  fed: jax.Array,
+  budget: jax.Array,
+  seed: jax.Array,
+  temperature: jax.Array,
   *,
   graphdef: nnx.GraphDef,
   end_id: int,
   max_turn_tokens: int,
   attend_length: int,
-):
+) -> tuple[Any, ...]:
   """Feeds `feed` and samples up to `budget` tokens a slot.
 
   Args:
