@@ -161,42 +161,46 @@ def _jobs(room: catalog.Room, task_type: str) -> Iterator[_Job]:
 def _furnish(
   rng: random.Random, size: _Size, room: catalog.Room, job: _Job
 ) -> _Furnished | None:
-  """Draws receptacles and objects; None when something finds no place."""
-  wanted = []
-  if job.place:
-    wanted.append(job.place)
-  if job.task_type in _TREATED:
-    wanted.append(_TREATED[job.task_type][0])
-  pool = []
-  for kind, (fewest, most) in room.receptacles.items():
-    missing = fewest - wanted.count(kind)
-    wanted.extend([kind] * missing)
-    pool.extend([kind] * (most - wanted.count(kind)))
-  rng.shuffle(pool)
-  count = rng.randint(*size.receptacles)
-  receptacles = (wanted + pool)[:count]
-  num_objects = rng.randint(*size.objects)
-  things = [job.thing] * (2 if job.task_type == 'put_two' else 1)
-  fillers = [kind for kind in room.objects if kind != _LAMP]
-  if job.task_type == 'examine_in_light':
-    things.append(_LAMP)
-  while len(things) < num_objects:
-    things.append(rng.choice(fillers))
-  objects = []
-  for thing in things:
-    places = [
+  """Draws receptacles and objects; None when the job's find no place."""
+  receptacles = _draw_receptacles(rng, size, room, job)
+
+  def places(thing: str) -> list[int]:
+    # What the job is about never starts where it has to go.
+    return [
       index
       for index, kind in enumerate(receptacles)
-      if kind in catalog.FITS[thing]
-      and not (thing == job.thing and kind == job.place)
+      if kind in catalog.FITS[thing] and (thing, kind) != (job.thing, job.place)
     ]
-    if places:
-      objects.append((thing, rng.choice(places)))
-  placed = [thing for thing, _ in objects]
-  enough = placed.count(job.thing) >= things.count(job.thing) and (
-    _LAMP in placed or job.task_type != 'examine_in_light'
+
+  things = [job.thing] * (2 if job.task_type == 'put_two' else 1)
+  if job.task_type == 'examine_in_light':
+    things.append(_LAMP)
+  if not all(places(thing) for thing in things):
+    return None
+  fillers = [kind for kind in room.objects if kind != _LAMP and places(kind)]
+  num_fillers = rng.randint(*size.objects) - len(things)
+  things.extend(rng.choice(fillers) for _ in range(num_fillers))
+  rng.shuffle(things)
+  return _Furnished(
+    receptacles, [(thing, rng.choice(places(thing))) for thing in things]
   )
-  return _Furnished(receptacles, objects) if enough else None
+
+
+def _draw_receptacles(
+  rng: random.Random, size: _Size, room: catalog.Room, job: _Job
+) -> list[str]:
+  """Draws kinds: the job's first, then the room's fewest, then any."""
+  kinds = [job.place] if job.place else []
+  if job.task_type in _TREATED:
+    kinds.append(_TREATED[job.task_type][0])
+  more = []
+  for kind, (fewest, most) in room.receptacles.items():
+    kinds.extend([kind] * (fewest - kinds.count(kind)))
+    more.extend([kind] * (most - kinds.count(kind)))
+  rng.shuffle(more)
+  kinds = (kinds + more)[: rng.randint(*size.receptacles)]
+  rng.shuffle(kinds)
+  return kinds
 
 
 def _build(
@@ -232,13 +236,12 @@ def _build(
     facts.append(('inreceptacle', thing, receptacle))
     facts.append(('objectatlocation', thing, location))
     facts.extend(_properties(thing, kind))
-  object_kinds = sorted({kind for kind, _ in furnished.objects})
-  receptacle_kinds = sorted(set(furnished.receptacles))
+  object_kinds = {kind for kind, _ in furnished.objects}
+  receptacle_kinds = set(furnished.receptacles)
   facts.extend(
     ('cancontain', f'{place}type', f'{thing}type')
     for thing in object_kinds
-    for place in receptacle_kinds
-    if place in catalog.FITS[thing]
+    for place in receptacle_kinds.intersection(catalog.FITS[thing])
   )
   object_types = {f'{kind}type' for kind in object_kinds}
   receptacle_types = {f'{kind}type' for kind in receptacle_kinds}
