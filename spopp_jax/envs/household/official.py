@@ -11,6 +11,8 @@ from spopp_jax.envs.household import pddl
 from spopp_jax.envs.household.game import OFFICIAL_TYPES, Game, GameError
 
 _SHORT_TYPES = {official: short for short, official in OFFICIAL_TYPES.items()}
+# Earlier grammars word it "put {o} in/on {r}".
+_MOVE = 'move {o} to {r}'
 _TASK = re.compile(r'Your task is to: (.*?)"')
 
 
@@ -86,6 +88,11 @@ def _read_file(path: pathlib.Path, game_id: str) -> Game | None:
   task = _TASK.search(grammar)
   if task is None:
     raise GameError(f'{path}: the grammar tells no task')
+  if _MOVE not in grammar:
+    raise GameError(
+      f'{path}: the grammar does not word PutObject as {_MOVE!r}; use game '
+      'files of alfworld 0.4.0 or later'
+    )
   trajectory = path.with_name('traj_data.json')
   if trajectory.is_file():
     described = _load_json(trajectory.read_bytes(), str(trajectory))

@@ -13,8 +13,10 @@ def row(golden_rows):
   return dict(golden_rows['medium-heat-7-3'])
 
 
-def _grammar(task):
-  return 'grammar :: """{"task": [{"rhs": "Your task is to: ' + task + '"}]}"""'
+def _grammar(task, template='move {o} to {r}'):
+  return f'''grammar :: """{{"task": [
+    {{"rhs": "Your task is to: {task}"}}]}}""";
+    action PutObject {{ template :: "{template}"; }}'''
 
 
 def _write_game(directory, row, **changes):
@@ -160,6 +162,13 @@ def test_file_without_type_task_or_object(tmp_path, row):
   named.write_text('[]')
   with pytest.raises(household.GameError, match='expected a JSON object'):
     household.load_games(named)
+
+
+def test_grammars_before_move_are_refused(tmp_path, row):
+  grammar = _grammar(row['task'], template='put {o} in/on {r}')
+  path = _write_game(tmp_path / row['type'], row, grammar=grammar)
+  with pytest.raises(household.GameError, match=r'alfworld 0\.4\.0 or later'):
+    household.load_games(path)
 
 
 def test_duplicate_ids(tmp_path, row):
