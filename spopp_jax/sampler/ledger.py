@@ -81,6 +81,12 @@ class Ledger:
         owner(entry.result)
       return False
 
+  def owes(self, request: base.Request) -> bool:
+    """Says whether this very submission, not another of its id, stands."""
+    with self._lock:
+      entry = self._entries.get(request.request_id)
+      return entry is not None and entry.request is request
+
   def finish(self, result: types.Trajectory) -> None:
     """Keeps a result and delivers it to the owner, if there is one."""
     with self._lock:

@@ -104,7 +104,8 @@ class Worker:
         return
       if isinstance(command, Activation):
         self._activation = command
-      else:
+      elif self._book.owes(command):
+        # It may have been cancelled while it waited for this line.
         self._driver.submit(command)
 
   def _try_to_activate(self) -> None:

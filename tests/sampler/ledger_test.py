@@ -128,6 +128,21 @@ def test_orphans_live_for_their_grace(book, clock):
   assert not book.claim(scripted.request(3), other.deliver)
 
 
+def test_only_the_standing_submission_is_owed(book, clock):
+  owner = Owner()
+  first, second = scripted.request(1), scripted.request(1)
+  assert not book.owes(first)
+  book.claim(first, owner.deliver)
+  assert book.owes(first)
+  book.abandon(owner.deliver)
+  clock.now = 11.0
+  book.expire()
+  assert not book.owes(first)
+  book.claim(second, owner.deliver)
+  assert book.owes(second)
+  assert not book.owes(first)
+
+
 def test_claimed_orphans_do_not_expire(book, clock):
   first, second = Owner(), Owner()
   book.claim(scripted.request(1), first.deliver)

@@ -17,9 +17,9 @@ WAIT_S = 20.0
 class Desk:
   """A worker with its ledger; everything is sent before it starts."""
 
-  def __init__(self, engine):
+  def __init__(self, engine, orphan_grace_s=99.0):
     self.engine = scripted.load(engine)
-    self.book = ledger.Ledger(max_pending=99, orphan_grace_s=99.0)
+    self.book = ledger.Ledger(max_pending=99, orphan_grace_s=orphan_grace_s)
     self.worker = worker.Worker(
       rollout.RolloutDriver(self.engine, scripted.Tasks(), scripted.Template()),
       self.book,
@@ -91,6 +91,22 @@ def test_a_late_switch_changes_nothing_and_lets_others_pass():
   assert 'version 0 did not drain in time' in activation.refusal
   assert desk.worker.active[0] == 0
   assert desk.outcomes() == {'r1': (OK, 0), 'r2': (OK, 0)}
+
+
+def test_a_request_cancelled_before_its_turn_is_not_run():
+  desk = Desk(scripted.Engine(num_slots=1), orphan_grace_s=-1.0)
+  ghost = scripted.request(1, 'win-3')
+  gone = print
+  desk.book.claim(ghost, gone)
+  desk.worker.send(ghost)
+  desk.book.abandon(gone)
+  assert desk.book.expire() == ['r1']
+  # The same id, asked again while the cancelled one is still in the queue.
+  desk.ask(scripted.request(1, 'win-3'))
+  with desk.run():
+    pass
+  assert desk.outcomes() == {'r1': (OK, 0)}
+  assert len(desk.engine.histories) == 1
 
 
 def test_engine_failures_reach_the_caller():
