@@ -103,10 +103,11 @@ def test_a_request_cancelled_before_its_turn_is_not_run():
   assert desk.book.expire() == ['r1']
   # The same id, asked again while the cancelled one is still in the queue.
   desk.ask(scripted.request(1, 'win-3'))
+  desk.ask(scripted.request(2, 'win-3'))
   with desk.run():
     pass
-  assert desk.outcomes() == {'r1': (OK, 0)}
-  assert len(desk.engine.histories) == 1
+  assert desk.outcomes() == {'r1': (OK, 0), 'r2': (OK, 0)}
+  assert len(desk.engine.histories) == 2
 
 
 def test_engine_failures_reach_the_caller():
