@@ -90,6 +90,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     num_games=2000,
   )
   config.offline = config_dict.create(
+    # offline.json of an earlier run of the same start; '' measures anew.
+    path='',
     # Rollouts a task under the starting policy; they give the first values.
     rollouts_per_task=8,
   )

@@ -96,9 +96,10 @@ def run(
     components = _assemble(config, directory, policy, batcher, before)
     stack.callback(components.metrics.close)
     if not config.run.resume:
-      logprob_check.check(
-        before.trajectories[: config.dispatch.batch_size], components.score
-      )
+      if before.trajectories:
+        logprob_check.check(
+          before.trajectories[: config.dispatch.batch_size], components.score
+        )
       components.dispatch()
     loop.train(components)
     components.metrics.close()
@@ -164,14 +165,17 @@ def _offline_outcomes(
   if config.run.resume:
     return estimate.read(path, tasks.task_ids)
   batcher.publish(policy.params, 0)
-  before = _measure(
-    config,
-    batcher,
-    tasks,
-    rollouts=config.offline.rollouts_per_task,
-    policy_version=0,
-    purpose='offline values',
-  )
+  if config.offline.path:
+    before = estimate.read(pathlib.Path(config.offline.path), tasks.task_ids)
+  else:
+    before = _measure(
+      config,
+      batcher,
+      tasks,
+      rollouts=config.offline.rollouts_per_task,
+      policy_version=0,
+      purpose='offline values',
+    )
   before.write(path)
   return before
 
