@@ -79,7 +79,7 @@ class Trajectory:
     request_id: echoes the ticket.
     task_id: echoes the ticket.
     status: how it ended.
-    reward: terminal outcome in [0, 1].
+    reward: terminal outcome in [0, 1]; NaN unless status is OK.
     policy_version: version of the snapshot that generated every action token.
     weights_checksum: sha256 hex of that snapshot's bytes.
     tokens: [T] int32; prompt, actions and observations in order.

@@ -96,7 +96,10 @@ class Sampler(Protocol):
     """Transfers, verifies and activates a snapshot; returns its checksum."""
 
   def reconnect(self, deadline_s: float) -> None:
-    """Restores the connection (and an owned process); else SamplerLost."""
+    """Restores the connection (and an owned process); else SamplerLost.
+
+    A service that was restarted has no snapshot: publish, then submit again.
+    """
 
   def close(self) -> None:
     """Releases the connection and any process it owns."""

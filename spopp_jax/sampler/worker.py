@@ -127,6 +127,12 @@ class Worker:
 
   def _load(self, activation: Activation) -> None:
     snapshot = activation.snapshot
+    if snapshot.version <= self.active[0]:
+      activation.refusal = (
+        f'version {snapshot.version} must exceed the active version '
+        f'{self.active[0]}'
+      )
+      return
     try:
       self._driver.load(
         snapshot.params, version=snapshot.version, checksum=snapshot.checksum

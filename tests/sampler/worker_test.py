@@ -93,6 +93,21 @@ def test_a_late_switch_changes_nothing_and_lets_others_pass():
   assert desk.outcomes() == {'r1': (OK, 0), 'r2': (OK, 0)}
 
 
+def test_switches_never_go_back():
+  desk = Desk(scripted.Engine())
+  switches = [desk.switch(1.0, version) for version in (5, 3, 5, 6)]
+  desk.ask(scripted.request(1, 'win-1', version=6))
+  with desk.run():
+    pass
+  assert [bool(switch.refusal) for switch in switches] == [
+    False,
+    True,
+    True,
+    False,
+  ]
+  assert [version for version, _ in desk.engine.loaded] == [0, 5, 6]
+
+
 def test_a_request_cancelled_before_its_turn_is_not_run():
   desk = Desk(scripted.Engine(num_slots=1), orphan_grace_s=-1.0)
   ghost = scripted.request(1, 'win-3')
