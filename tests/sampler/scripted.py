@@ -5,6 +5,7 @@ process they can kill.
 """
 
 import argparse
+import contextlib
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from spopp_jax import types
 from spopp_jax.envs import base as envs_base
 from spopp_jax.sampler import (
   base,
+  client,
   handshake,
   lifeline,
   options,
@@ -197,6 +199,28 @@ def command(**flags):
     __file__,
     *(f'--{name}={value}' for name, value in flags.items()),
   ]
+
+
+@contextlib.contextmanager
+def serving(engine=None, **kwargs):
+  """Runs a service on this world in this process."""
+  engine = engine or load(Engine())
+  driver = rollout.RolloutDriver(engine, Tasks(), Template())
+  server = service.serve(driver, model_fingerprint=MODEL_FINGERPRINT, **kwargs)
+  try:
+    yield server
+  finally:
+    server.stop(grace_s=0.2)
+
+
+@contextlib.contextmanager
+def connected(server, **kwargs):
+  """Connects a client to such a service."""
+  sampler = client.SamplerClient(server.address, EXPECTED, **kwargs)
+  try:
+    yield sampler
+  finally:
+    sampler.close()
 
 
 def main():

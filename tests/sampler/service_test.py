@@ -13,40 +13,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spopp_jax import types
 from spopp_jax.sampler import (
-  client,
   errors,
   options,
   rollout,
   sampler_pb2,
   sampler_pb2_grpc,
-  service,
   weights,
 )
 
 OK = types.Status.OK
 WAIT_S = 20.0
-
-
-@contextlib.contextmanager
-def serving(engine=None, **kwargs):
-  engine = engine or scripted.load(scripted.Engine())
-  driver = rollout.RolloutDriver(engine, scripted.Tasks(), scripted.Template())
-  server = service.serve(
-    driver, model_fingerprint=scripted.MODEL_FINGERPRINT, **kwargs
-  )
-  try:
-    yield server
-  finally:
-    server.stop(grace_s=0.2)
-
-
-@contextlib.contextmanager
-def connected(server, **kwargs):
-  sampler = client.SamplerClient(server.address, scripted.EXPECTED, **kwargs)
-  try:
-    yield sampler
-  finally:
-    sampler.close()
+serving, connected = scripted.serving, scripted.connected
 
 
 @contextlib.contextmanager
