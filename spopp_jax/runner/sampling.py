@@ -20,7 +20,7 @@ from spopp_jax.sampler import (
 )
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SERVED = ('environment.', 'sampler.', 'run.directory')
+_SCHEMA = _ROOT / 'configs' / 'common.py'
 # Requests that one service holds at a time, queued and running.
 MAX_PENDING = 4096
 
@@ -116,15 +116,20 @@ def connect(
 def serve_command(
   config: ml_collections.ConfigDict, policy_directory: pathlib.Path
 ) -> list[str]:
-  """Returns the command line of a service that fits the configuration."""
+  """Returns the command line of a service of this very configuration.
+
+  All that differs from configs/common.py is said, also what a service does not
+  read: rules that join several settings hold for the whole alone.
+  """
+  defaults = config_lib.leaf_values(config_lib.load_config(str(_SCHEMA)))
   return [
     sys.executable,
     str(_ROOT / 'experiments' / 'serve_sampler.py'),
-    f'--config={_ROOT / "configs" / "common.py"}',
+    f'--config={_SCHEMA}',
     f'--policy={policy_directory}',
     *(
       f'--config.{name}={value}'
       for name, value in config_lib.leaf_values(config).items()
-      if name.startswith(_SERVED) and name != 'sampler.address'
+      if value != defaults[name]
     ),
   ]
