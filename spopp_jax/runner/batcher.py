@@ -18,6 +18,8 @@ from spopp_jax.sampler import base, errors
 
 _LOG = logging.getLogger(__name__)
 _TRUNCATED = (types.Status.CONTEXT_LIMIT, types.Status.LENGTH)
+# A sampler that dies of what it is asked would be restored for ever.
+_MAX_LOSSES_IN_A_ROW = 3
 
 
 class Finished(NamedTuple):
@@ -67,6 +69,7 @@ class Batcher:
     self._waiting: dict[str, types.Ticket] = {}
     self._unsent: collections.deque[types.Ticket] = collections.deque()
     self._published: tuple[Mapping[str, np.ndarray], int] | None = None
+    self._losses_in_a_row = 0
     self.statuses: collections.Counter[types.Status] = collections.Counter()
 
   @property
@@ -125,6 +128,7 @@ class Batcher:
     return self.collect(len(self._waiting))
 
   def _accept(self, trajectory: types.Trajectory) -> Finished | None:
+    self._losses_in_a_row = 0
     ticket = self._waiting.pop(trajectory.request_id, None)
     if ticket is None:
       self.statuses[types.Status.DUPLICATE] += 1
@@ -161,25 +165,51 @@ class Batcher:
         [dataclasses.replace(ticket, request_id=f'{stem}/{tried + 1}')]
       )
 
-  def _recover(self, error: errors.SamplerLost) -> None:
+  def _recover(self, loss: errors.SamplerLost) -> None:
     """Restores the sampler and asks again for what it owes."""
-    _LOG.warning(
-      'sampler lost (%s); restoring it, %d requests wait, deadline %.0f s',
-      error,
-      len(self._waiting),
-      self._recovery_timeout_s,
-    )
+    while True:
+      self._losses_in_a_row += 1
+      if self._losses_in_a_row > _MAX_LOSSES_IN_A_ROW:
+        raise RolloutsFailed(
+          self._overdue(
+            f'the sampler was lost {self._losses_in_a_row} times without a '
+            f'reply in between, the last time so: {loss}'
+          )
+        ) from loss
+      _LOG.warning(
+        'sampler lost (%s); restoring it, %d requests wait, deadline %.0f s',
+        loss,
+        len(self._waiting),
+        self._recovery_timeout_s,
+      )
+      try:
+        self._restore()
+      except errors.SamplerLost as again:
+        loss = again
+      else:
+        _LOG.warning('sampler restored')
+        return
+
+  def _restore(self) -> None:
+    """Connects, publishes and submits again, or raises SamplerLost."""
     try:
       self._sampler.reconnect(self._recovery_timeout_s)
+    except errors.SamplerError as error:
+      raise self._not_restored(error) from error
+    try:
       if self._published is not None:
         self._sampler.publish(*self._published)
       self._unsent = collections.deque(self._waiting.values())
       self._send()
-    except errors.SamplerError as again:
-      raise RolloutsFailed(
-        self._overdue(f'the sampler could not be restored: {again}')
-      ) from again
-    _LOG.warning('sampler restored')
+    except errors.SamplerLost:
+      raise
+    except errors.SamplerError as error:
+      raise self._not_restored(error) from error
+
+  def _not_restored(self, error: errors.SamplerError) -> RolloutsFailed:
+    return RolloutsFailed(
+      self._overdue(f'the sampler could not be restored: {error}')
+    )
 
   def _send(self) -> None:
     """Sends unsent requests as far as the window allows."""
