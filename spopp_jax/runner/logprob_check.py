@@ -71,7 +71,7 @@ def check(
     LogprobMismatch: the mean gap exceeds MAX_GAP; says what it looks like.
   """
   found = gap(trajectories, score(trajectories))
-  if found.mean_abs > MAX_GAP:
+  if not found.mean_abs <= MAX_GAP:  # NaN too
     hint = (
       'the values look shifted by one token'
       if min(found.shifted) < 0.5 * found.mean_abs
