@@ -100,7 +100,7 @@ def run(
         logprob_check.check(
           before.trajectories[: config.dispatch.batch_size], components.score
         )
-      components.dispatch()
+      components.dispatch(components.step)
     loop.train(components)
     components.metrics.close()
     batcher.drain()

@@ -39,7 +39,7 @@ def train(run: Training) -> Training:
     overlap = config.dispatch.max_lag_events == 1
     if overlap:
       run.publish()
-      run.dispatch()
+      run.dispatch(run.step + 1)
       clock.mark('publish_s')
     packed = run.pack(batch)
     run.state, scalars = run.learner.update(run.state, packed)
@@ -49,7 +49,7 @@ def train(run: Training) -> Training:
     run.updates_done += 1
     if not overlap:
       run.publish()
-      run.dispatch()
+      run.dispatch(run.step + 1)
       clock.mark('publish_s')
 
     run.metrics.write(

@@ -69,14 +69,14 @@ class Training:
     self.published_updates = self.updates_done
     self.batcher.publish(self.published, self.policy_version)
 
-  def dispatch(self) -> None:
-    """Fills the flight with requests under the published version."""
+  def dispatch(self, step: int) -> None:
+    """Fills the flight with requests whose collection is `step`."""
     busy = {ticket.task_id for ticket in self.batcher.in_flight}
     self.batcher.submit(
       self.dispatcher.dispatch(
         self.config.dispatch.in_flight - len(busy),
         policy_version=self.policy_version,
-        step=self.step,
+        step=step,
         busy=busy,
       )
     )
@@ -100,7 +100,16 @@ class Training:
     )
 
   def pack(self, batch: Sequence[Finished]) -> types.PackedBatch:
-    """Packs the batch; the deal to minibatches depends on seed and step."""
+    """Packs the batch; the deal to minibatches depends on seed and step.
+
+    Raises:
+      TrainingStopped: the batch is empty.
+    """
+    if not batch:
+      raise TrainingStopped(
+        f'no rollout of step {self.step} is usable; the warnings above and '
+        "the sampler's log say why"
+      )
     c = self.config.learner
     return packing.pack(
       [item.trajectory for item in batch],
@@ -122,7 +131,7 @@ class Training:
       self.save()
       raise TrainingStopped(
         f'{_MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient '
-        f'and were skipped, the last at step {self.step}; see '
+        f'and were skipped, the last at step {self.step - 1}; see '
         f'{self.directory / "metrics.jsonl"}. A lower '
         '--config.optimizer.learning_rate is the first thing to try'
       )
@@ -148,6 +157,7 @@ class Training:
         'updates_done': self.updates_done,
         'dispatcher': self.dispatcher.state_dict(),
         'in_flight': [dataclasses.asdict(t) for t in self.batcher.in_flight],
+        'statuses': {s.name: n for s, n in self.batcher.statuses.items()},
       },
     )
 
@@ -162,5 +172,8 @@ class Training:
     self.published_updates = extra['published_updates']
     self.updates_done = extra['updates_done']
     self.dispatcher.load_state_dict(extra['dispatcher'])
+    self.batcher.statuses.update(
+      {types.Status[name]: n for name, n in extra['statuses'].items()}
+    )
     self.batcher.publish(self.published, self.policy_version)
     self.batcher.submit([types.Ticket(**t) for t in extra['in_flight']])
