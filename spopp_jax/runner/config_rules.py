@@ -8,6 +8,7 @@ import ml_collections
 import numpy as np
 
 from spopp_jax import objectives, tracker
+from spopp_jax.envs import household
 
 
 class ConfigError(ValueError):
@@ -92,6 +93,7 @@ def check_rules(
         f'{name} ({values[name]!r}) must be one of '
         + ', '.join(map(str, allowed))
       )
+  _check_task_types(config.environment.task_types)
   _check_method(config)
   _check_flow(config)
   _check_shapes(config)
@@ -107,6 +109,15 @@ def _inside(value: float, interval: str) -> bool:
 def given(block: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the settings that are not left to the method's own default."""
   return {name: value for name, value in block.items() if value is not None}
+
+
+def _check_task_types(kinds: tuple[str, ...]) -> None:
+  known = household.TASK_TYPES
+  if len(set(kinds)) < len(kinds) or not set(kinds) <= set(known):
+    raise ConfigError(
+      f'environment.task_types ({kinds}) must be distinct names out of '
+      f'{", ".join(known)}'
+    )
 
 
 def _check_method(config: ml_collections.ConfigDict) -> None:
@@ -131,13 +142,13 @@ def _check_method(config: ml_collections.ConfigDict) -> None:
 
 def _check_flow(config: ml_collections.ConfigDict) -> None:
   batch_size, in_flight = config.dispatch.batch_size, config.dispatch.in_flight
-  num_tasks, path = config.environment.num_tasks, config.environment.path
+  num_tasks = config.environment.num_tasks
   if in_flight < batch_size:
     raise ConfigError(
       f'dispatch.in_flight ({in_flight}) must be at least '
       f'dispatch.batch_size ({batch_size}): a batch would never fill'
     )
-  if not path and in_flight > num_tasks:
+  if in_flight > num_tasks:
     raise ConfigError(
       f'dispatch.in_flight ({in_flight}) must be at most '
       f'environment.num_tasks ({num_tasks}): a task has one request in flight'

@@ -111,15 +111,22 @@ def test_ill_typed_override_is_refused(override, words):
     (['optimizer.learning_rate=nan'], ['optimizer.learning_rate (nan)']),
     (['optimizer.learning_rate=inf'], ['optimizer.learning_rate (inf)']),
     (['optimizer.b2=1'], ['optimizer.b2 (1.0)', '[0, 1)']),
-    (['evidence.retention=1'], ['evidence.retention (1.0)', '(0, 1)']),
-    (['evidence.retention_min=0.97'], ['retention_min', 'retention_max']),
+    (['evidence.retention=1.5'], ['retention (1.5)', '(0, 1]']),
+    (
+      ['objective.name=spo', 'evidence.retention_min=0.97'],
+      ['retention_min', 'retention_max'],
+    ),
+    (['evidence.retention_min=0.9'], ["'retention_min'", 'event_time']),
     (['sampler.temperature=0'], ['sampler.temperature (0.0)', '(0, inf)']),
-    (['sampler.top_k=5'], ['sampler.top_k', '(5)', 'not exact']),
     (['sampler.address=localhost'], ["'localhost'", 'host:port']),
     (['dispatch.max_lag_events=2'], ['dispatch.max_lag_events (2)', '0, 1']),
     (['dispatch.evidence_from=sent'], ["'sent'", 'received, consumed']),
     (['dispatch.in_flight=95'], ['in_flight (95)', 'batch_size (96)']),
     (['environment.num_tasks=95'], ['in_flight (96)', 'num_tasks (95)']),
+    (
+      ['environment.path=games', 'environment.num_tasks=95'],
+      ['in_flight (96)', 'num_tasks (95)'],
+    ),
     (
       ['dispatch.batch_size=3', 'learner.minibatches=4'],
       ['batch_size (3)', 'minibatches (4)'],
@@ -133,6 +140,8 @@ def test_ill_typed_override_is_refused(override, words):
     (['objective.measure=token'], ["'token'", 'action_token']),
     (['objective.name=spoppp'], ["'spoppp'", "'spopp'"]),
     (['run.name='], ['run.name']),
+    (["environment.task_types=('fly',)"], ['task_types', "'fly'", 'heat']),
+    (["environment.task_types=('put', 'put')"], ['task_types', 'distinct']),
   ],
 )
 def test_values_that_exclude_each_other_are_refused(overrides, names):
@@ -143,7 +152,7 @@ def test_values_that_exclude_each_other_are_refused(overrides, names):
 
 def test_allowed_ends_are_allowed():
   load('optimizer.b2=0', 'objective.dual_clip=0')
-  load('environment.path=games', 'environment.num_tasks=1')
+  load('environment.num_tasks=96')
 
 
 def test_a_type_lost_after_none_is_refused():
