@@ -14,6 +14,7 @@ from spopp_jax.envs import household
 from spopp_jax.learner import packing, supervised
 from spopp_jax.models import dense, parameters, policy_files
 from spopp_jax.models import tokenizer as tokenizer_lib
+from spopp_jax.runner import config_rules
 
 # Demonstrated scenes are drawn from their own stream: they share a generator
 # with the tasks, not their seed.
@@ -41,18 +42,21 @@ def demonstrations(config: ml_collections.ConfigDict) -> list[Demonstration]:
     task_types=config.environment.task_types,
   )
   rng = random.Random(config.seed)
-  return [
-    Demonstration(
-      household.HouseholdEnvironment(game).reset(),
-      household.expert_episode(
-        game,
-        rng=rng,
-        dither=config.cold_start.dither,
-        max_turns=config.cold_start.max_turns,
-      ),
-    )
-    for game in games
-  ]
+  try:
+    return [_play(game, rng, config.cold_start) for game in games]
+  except ValueError as error:
+    raise config_rules.ConfigError(f'cold_start.max_turns: {error}') from error
+
+
+def _play(
+  game: household.Game, rng: random.Random, settings: ml_collections.ConfigDict
+) -> Demonstration:
+  return Demonstration(
+    household.HouseholdEnvironment(game).reset(),
+    household.expert_episode(
+      game, rng=rng, dither=settings.dither, max_turns=settings.max_turns
+    ),
+  )
 
 
 def build_tokenizer(
@@ -101,10 +105,20 @@ def train_policy(
 
   Returns:
     The policy with float32 parameters on the host.
+
+  Raises:
+    ConfigError: demonstrations cannot be had or used with these settings.
   """
   episodes = demonstrations(config)
   tokenizer = build_tokenizer(episodes, first_observations)
   trajectories = [as_trajectory(e, tokenizer) for e in episodes]
+  longest = max(len(t.tokens) for t in trajectories)
+  if longest > config.learner.row_length:
+    raise config_rules.ConfigError(
+      f'a demonstration has {longest} tokens, learner.row_length is '
+      f'{config.learner.row_length}: raise it or lower cold_start.max_turns '
+      f'({config.cold_start.max_turns})'
+    )
   model = decoder_config(config.model, tokenizer.vocab_size)
   c = config.cold_start
   optimizer = optax.chain(
