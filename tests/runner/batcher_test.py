@@ -229,14 +229,16 @@ def test_recovery_publishes_again_then_asks_for_what_is_owed():
   assert ids(finished) == ['r0', 'r1', 'r2', 'r3', 'r4']
 
 
-def test_recovery_publishes_the_newest_snapshot():
-  sampler = scripted_sampler.Sampler(lost_at={3})
+@pytest.mark.parametrize('lost_at', [1, 2, 3])  # publish, submit, next
+def test_recovery_publishes_the_newest_snapshot(lost_at):
+  sampler = scripted_sampler.Sampler(lost_at={lost_at})
   batcher = started(sampler)
   newer = {'w': np.ones(2, np.float32)}
   batcher.publish(newer, 4)
   batcher.submit(tickets(1, version=4))
   assert len(batcher.drain()) == 1
   assert sampler.published[-1] == (4, newer)
+  assert batcher.statuses == {Status.OK: 1}
 
 
 def test_a_sampler_that_is_not_back_in_time_ends_the_run():
@@ -286,7 +288,7 @@ def test_a_loss_at_every_call_answers_every_ticket_once():
           forgets=forgets,
           effect_before_loss=effect_before_loss,
         )
-        played(sampler, window=2, count=5, first=2)
+        assert played(sampler, window=2, count=5, first=2) == 10
         assert sampler.reconnected == 1
 
 
@@ -376,3 +378,4 @@ def played(sampler, *, window, count, first, **changes):
   assert counted.pop(Status.DUPLICATE, 0) == sampler.surplus
   assert sum(counted.values()) == len(set(sampler.ids))
   assert sampler.most_held <= window
+  return concluded
