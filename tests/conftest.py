@@ -1,9 +1,13 @@
 """Golden numbers: facts computed by scripts that do not import spopp_jax."""
 
 import json
+import os
 import pathlib
 
 import pytest
+
+# Before jax is imported, and for the processes that tests start.
+os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 _GOLDEN = pathlib.Path(__file__).parent / 'golden'
 

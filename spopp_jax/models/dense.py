@@ -5,7 +5,7 @@ q_proj.weight`), so saving and loading safetensors is a rename.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -46,7 +46,13 @@ class DecoderConfig:
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if not isinstance(value, bool) and value <= 0:
+      allowed: tuple[Any, ...] = (
+        (int, float) if field.type is float else (field.type,)
+      )
+      if type(value) not in allowed:
+        names = ' or '.join(kind.__name__ for kind in allowed)
+        raise ValueError(f'{field.name} ({value!r}) must be {names}')
+      if field.type is not bool and value <= 0:
         raise ValueError(f'{field.name} ({value}) must be positive')
     if self.num_attention_heads % self.num_key_value_heads:
       raise ValueError(
@@ -253,9 +259,12 @@ class Decoder(nnx.Module):
       return self.model.embed_tokens.attend(hidden)
     return self.lm_head(hidden).astype(jnp.float32)
 
-  def empty_caches(self, batch: int, length: int) -> tuple[KVCache, ...]:
-    """Returns zeroed caches for `batch` sequences of at most `length`."""
-    c = self.config
-    shape = (batch, length, c.num_key_value_heads, c.head_dim)
-    empty = lambda: KVCache(jnp.zeros(shape), jnp.zeros(shape))
-    return tuple(empty() for _ in range(c.num_hidden_layers))
+
+def empty_caches(
+  config: DecoderConfig, batch: int, length: int
+) -> tuple[KVCache, ...]:
+  """Returns zeroed caches for `batch` sequences of at most `length`."""
+  c = config
+  shape = (batch, length, c.num_key_value_heads, c.head_dim)
+  empty = lambda: KVCache(jnp.zeros(shape), jnp.zeros(shape))
+  return tuple(empty() for _ in range(c.num_hidden_layers))

@@ -81,9 +81,11 @@ def _read_config(path: pathlib.Path) -> dense.DecoderConfig:
     fields = json.loads(path.read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
     raise PolicyError(f'cannot read the model sizes {path}: {error}') from error
-  if fields.pop('model_type', None) != _MODEL_TYPE:
+  if (
+    not isinstance(fields, dict) or fields.pop('model_type', '') != _MODEL_TYPE
+  ):
     raise PolicyError(f'{path}: model_type must be {_MODEL_TYPE!r}')
   try:
     return dense.DecoderConfig(**fields)
-  except TypeError as error:
+  except (TypeError, ValueError) as error:
     raise PolicyError(f'{path}: {error}') from error

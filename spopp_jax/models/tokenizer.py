@@ -90,7 +90,7 @@ class WordTokenizer:
     """Reads a tokenizer.json; ValueError names a missing or broken file."""
     try:
       text = pathlib.Path(path).read_text(encoding='utf-8')
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
       raise ValueError(f'cannot read the tokenizer {path}: {error}') from error
     try:
       return cls(tokenizers.Tokenizer.from_str(text))

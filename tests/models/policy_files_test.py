@@ -1,0 +1,141 @@
+import json
+import re
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from spopp_jax.models import dense, parameters, policy_files, tokenizer
+
+
+def make_policy(vocab_size=None):
+  words = tokenizer.WordTokenizer.build(['go to desk 1, then look.'])
+  config = dense.DecoderConfig(
+    vocab_size=vocab_size or words.vocab_size,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    intermediate_size=12,
+    rope_theta=1e6,
+    tie_word_embeddings=False,
+  )
+  rng = np.random.default_rng(0)
+  _, abstract = parameters.graph(config)
+  params = {
+    name: rng.normal(size=value.shape).astype(np.float32)
+    for name, value in abstract.items()
+  }
+  return policy_files.Policy(config, params, words)
+
+
+@pytest.fixture
+def saved(tmp_path):
+  directory = tmp_path / 'a' / 'policy'
+  policy_files.save(directory, make_policy())
+  return directory
+
+
+def test_every_bit_comes_back(saved):
+  policy, got = make_policy(), policy_files.load(saved)
+  assert got.config == policy.config
+  assert got.tokenizer.fingerprint == policy.tokenizer.fingerprint
+  assert got.params.keys() == policy.params.keys()
+  for name, value in policy.params.items():
+    assert got.params[name].dtype == value.dtype
+    assert got.params[name].tobytes() == value.tobytes()
+  assert {path.name for path in saved.iterdir()} == {
+    'config.json',
+    'model.safetensors',
+    'tokenizer.json',
+  }
+
+
+def test_views_are_saved_as_they_read(tmp_path):
+  # safetensors writes a buffer as it lies in memory.
+  policy = make_policy()
+  name = 'model.layers.0.mlp.up_proj.weight'
+  turned = np.asfortranarray(policy.params[name])
+  assert not turned.flags['C_CONTIGUOUS']
+  policy_files.save(
+    tmp_path, policy._replace(params={**policy.params, name: turned})
+  )
+  np.testing.assert_array_equal(
+    policy_files.load(tmp_path).params[name], policy.params[name]
+  )
+
+
+def test_a_missing_directory_says_how_to_make_one(tmp_path):
+  with pytest.raises(
+    policy_files.PolicyError, match=r'nowhere is not.*cold_start\.py'
+  ):
+    policy_files.load(tmp_path / 'nowhere')
+
+
+@pytest.mark.parametrize(
+  'name', ['config.json', 'model.safetensors', 'tokenizer.json']
+)
+@pytest.mark.parametrize('harm', ['missing', 'cut', 'empty', 'binary'])
+def test_a_broken_file_is_named(saved, name, harm):
+  path = saved / name
+  content = path.read_bytes()
+  path.unlink()
+  if harm != 'missing':
+    half = content[: len(content) // 2]
+    new = {'cut': half, 'empty': b'', 'binary': b'\xff\xfe' * 99}[harm]
+    path.write_bytes(new)
+  with pytest.raises(policy_files.PolicyError, match=re.escape(str(path))):
+    policy_files.load(saved)
+
+
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    ({'model_type': 'llama'}, "model_type must be 'qwen3'"),
+    ({'model_type': None}, "model_type must be 'qwen3'"),
+    ({'depth': 3}, 'depth'),
+    ({'head_dim': 3}, r'head_dim \(3\) must be even'),
+    ({'hidden_size': -8}, r'hidden_size \(-8\)'),
+    ({'hidden_size': '8'}, r"hidden_size \('8'\) must be int"),
+    ({'hidden_size': 8.0}, r'hidden_size \(8.0\) must be int'),
+    ({'rope_theta': None}, r'rope_theta \(None\) must be int or float'),
+    ({'tie_word_embeddings': 1}, r'\(1\) must be bool'),
+  ],
+)
+def test_sizes_that_make_no_model_are_refused(saved, change, words):
+  path = saved / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+  with pytest.raises(policy_files.PolicyError, match=words) as caught:
+    policy_files.load(saved)
+  assert str(path) in str(caught.value)
+
+
+def test_a_config_that_is_no_object_is_refused(saved):
+  (saved / 'config.json').write_text('[1, 2]')
+  with pytest.raises(policy_files.PolicyError, match=r'config\.json'):
+    policy_files.load(saved)
+
+
+def test_parameters_of_another_model_are_refused(saved):
+  path = saved / 'model.safetensors'
+  params = safetensors.numpy.load_file(path)
+  params['model.norm.weight'] = np.ones(9, np.float32)
+  del params['lm_head.weight']
+  safetensors.numpy.save_file(params, path)
+  with pytest.raises(policy_files.PolicyError) as caught:
+    policy_files.load(saved)
+  for words in (str(path), 'missing lm_head.weight', 'shape (9,)'):
+    assert words in str(caught.value)
+
+
+def test_a_tokenizer_may_not_exceed_the_vocabulary(tmp_path):
+  size = make_policy().tokenizer.vocab_size
+  policy_files.save(tmp_path / 'more', make_policy(size + 3))  # padded is fine
+  assert policy_files.load(tmp_path / 'more').config.vocab_size == size + 3
+  policy_files.save(tmp_path / 'less', make_policy(size - 1))
+  with pytest.raises(
+    policy_files.PolicyError,
+    match=f'less: the tokenizer has {size} ids.*{size - 1}',
+  ):
+    policy_files.load(tmp_path / 'less')
