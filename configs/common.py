@@ -34,7 +34,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Directory that holds the directories of runs.
     directory='runs',
     # Learner steps to train, one collected batch each.
-    steps=80,
+    steps=100,
     # True continues the run of the same name from its last checkpoint.
     resume=False,
     # Learner steps between checkpoints; one is also written at the end.
@@ -165,7 +165,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   )
   config.optimizer = config_dict.create(
     # Peak learning rate of AdamW.
-    learning_rate=4e-4,
+    learning_rate=3e-4,
     # Decay of the second moment; [0, 1).
     b2=0.99,
     # Decoupled weight decay; >= 0.

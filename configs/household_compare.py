@@ -17,5 +17,4 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.run.steps = 40
   config.run.checkpoint_every_steps = 40
   config.dispatch.in_flight = 120
-  config.optimizer.learning_rate = 3e-4
   return config
