@@ -30,7 +30,7 @@ setuptools.setup(
     'ml-collections>=1.1,<2',
     'ml-dtypes>=0.5',
     'numpy>=2.0',
-    'optax>=0.2.5,<0.4',
+    'optax>=0.2.8,<0.4',
     'orbax-checkpoint>=0.12,<0.14',
     # The generated code of sampler.proto needs at least this runtime.
     'protobuf>=7.35.1,<8',

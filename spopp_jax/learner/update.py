@@ -210,7 +210,7 @@ def _update(
     (_, (count, sums, proximal)), grads = jax.value_and_grad(
       loss, has_aux=True
     )(state.params, batch._replace(**rows), proximal)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     state, skipped = _apply(optimizer, state, grads, grad_norm, count)
     return state, (count, sums, proximal, grad_norm, skipped)
 
