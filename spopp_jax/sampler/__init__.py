@@ -6,7 +6,8 @@ engine      decodes many episodes together
 in_process  the sampler in the caller's own thread
 client      the sampler over a channel (connection)
 local       the sampler as a child process (lifeline)
-service     answers the calls; worker runs them, ledger accounts for them
+service     answers the calls; worker runs them, ledger accounts for them,
+            session says for which runner
 handshake, codec, weights, options, errors: what both sides share
 
 `make proto` writes sampler_pb2* from sampler.proto:

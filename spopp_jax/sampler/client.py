@@ -6,6 +6,7 @@ import logging
 import math
 import queue
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,11 @@ _KEPT_ACKNOWLEDGEMENTS = 4096
 class SamplerClient:
   """Implements `sampler.base.Sampler` over gRPC; for one runner thread.
 
+  It is one session of the service, over all its connections: request ids and
+  versions need to be unique and to increase within it only.
+
   Attributes:
+    session_id: names it at the service.
     address: where the service is.
     service: what it said of itself at the last handshake.
     counts: replies that were not passed on as they came: 'invalid' (turned
@@ -61,9 +66,11 @@ class SamplerClient:
     Raises:
       ValueError: the address leaves this machine.
       SamplerLost: no service answers in time.
-      HandshakeRefused: the service is not the expected one.
+      HandshakeRefused: the service is not the expected one, or works for
+        another runner.
     """
     options.check_address(address)
+    self.session_id = uuid.uuid4().hex
     self.address = address
     self.counts: collections.Counter[str] = collections.Counter()
     self._expected = expected
@@ -141,7 +148,7 @@ class SamplerClient:
 
     Args:
       params: name -> array.
-      version: must exceed the active one.
+      version: must exceed what this session published before.
 
     Returns:
       sha256 of the snapshot's bytes, 64 hex digits.
@@ -149,22 +156,27 @@ class SamplerClient:
     Raises:
       PublicationError: refused, damaged, or the old version did not drain in
         time; it is still active.
+      HandshakeRefused: the service works for another runner now.
       SamplerLost: the service is gone; publish again after `reconnect`.
     """
     data = weights.to_bytes(params)
     checksum = weights.checksum(data)
-    with self._calls('publication of version', version):
+    with self._calls('handshake before version', version):
       active = self._shake_hands(self._connection, _CALL_DEADLINE_S, wait=False)
+    with self._calls('publication of version', version):
       if (version, checksum) != (
         active.active_policy_version,
         active.active_weights_checksum,
       ):
         self._connection.stub.Publish(
-          _parts(data, version, checksum), timeout=self._publish_deadline_s
+          self._parts(data, version, checksum),
+          timeout=self._publish_deadline_s,
         )
         self._connection.stub.Activate(
           sampler_pb2.ActivateRequest(
-            policy_version=version, weights_checksum=checksum
+            policy_version=version,
+            weights_checksum=checksum,
+            session_id=self.session_id,
           ),
           timeout=self._publish_deadline_s,
         )
@@ -180,7 +192,8 @@ class SamplerClient:
 
     Raises:
       SamplerLost: no service answers in time.
-      HandshakeRefused: the service is not the expected one.
+      HandshakeRefused: the service is not the expected one, or works for
+        another runner.
     """
     self._connection.close()
     self.address = address or self.address
@@ -207,7 +220,7 @@ class SamplerClient:
       raise
     version = self.service.active_policy_version
     self._snapshots[version] = self.service.active_weights_checksum
-    connection.open_stream()
+    connection.open_stream(self.session_id)
     connection.acknowledge(
       name for name in self._acknowledged if name not in self._outstanding
     )
@@ -221,10 +234,24 @@ class SamplerClient:
     wait: bool,
   ) -> handshake.Description:
     reply = connection.stub.Handshake(
-      handshake.request(self._limits), timeout=deadline_s, wait_for_ready=wait
+      handshake.request(self._limits, self.session_id),
+      timeout=deadline_s,
+      wait_for_ready=wait,
     )
     handshake.check_contract(reply, self._limits)
     return handshake.describe(reply)
+
+  def _parts(self, data: bytes, version: int, checksum: str) -> Iterator[Any]:
+    yield sampler_pb2.PublishPart(
+      header=sampler_pb2.PublishHeader(
+        policy_version=version,
+        weights_checksum=checksum,
+        size_bytes=len(data),
+        session_id=self.session_id,
+      )
+    )
+    for chunk in weights.chunks(data):
+      yield sampler_pb2.PublishPart(data=chunk)
 
   @contextlib.contextmanager
   def _calls(self, what: str, value: object) -> Iterator[None]:
@@ -326,18 +353,6 @@ _REFUSALS = (
   grpc.StatusCode.DEADLINE_EXCEEDED,
   grpc.StatusCode.INVALID_ARGUMENT,
 )
-
-
-def _parts(data: bytes, version: int, checksum: str) -> Iterator[Any]:
-  yield sampler_pb2.PublishPart(
-    header=sampler_pb2.PublishHeader(
-      policy_version=version,
-      weights_checksum=checksum,
-      size_bytes=len(data),
-    )
-  )
-  for chunk in weights.chunks(data):
-    yield sampler_pb2.PublishPart(data=chunk)
 
 
 def _invalid(request: base.Request, detail: str) -> types.Trajectory:

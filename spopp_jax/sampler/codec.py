@@ -9,7 +9,7 @@ import numpy as np
 from spopp_jax import types
 from spopp_jax.sampler import base, errors, sampler_pb2
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 SCHEMA_VERSION = 1
 
 # A float32 log-softmax may exceed 0 by its rounding, never by more.

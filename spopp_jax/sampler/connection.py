@@ -60,8 +60,10 @@ class Connection:
     self._call: Any = None
     self._reader: threading.Thread | None = None
 
-  def open_stream(self) -> None:
-    """Opens the rollout stream and starts to read it."""
+  def open_stream(self, session_id: str) -> None:
+    """Opens the session's rollout stream and starts to read it."""
+    opening = sampler_pb2.Opening(session_id=session_id)
+    self._outgoing.put(sampler_pb2.RolloutMessage(opening=opening))
     self._call = self.stub.Rollout(self._messages())
     self._reader = threading.Thread(
       target=self._read, name='sampler-client', daemon=True

@@ -17,6 +17,10 @@ class HandshakeRefused(SamplerError):
   """The two sides do not fit together; no rollout was run."""
 
 
+class SessionEnded(SamplerError):
+  """A call names a session that the service does not work for (any more)."""
+
+
 class QueueFull(SamplerError):
   """More requests were submitted than the service holds at a time."""
 

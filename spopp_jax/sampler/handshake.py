@@ -1,8 +1,11 @@
 """What both sides must agree on before the first rollout."""
 
 import dataclasses
+import re
 
 from spopp_jax.sampler import codec, errors, options, sampler_pb2
+
+_SESSION_ID = re.compile(r'[0-9a-f]{32}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +47,14 @@ def limits_to_message(
   return sampler_pb2.ChannelLimits(**dataclasses.asdict(limits))
 
 
-def request(limits: options.ChannelLimits) -> sampler_pb2.HandshakeRequest:
-  """Returns what a caller opens with."""
+def request(
+  limits: options.ChannelLimits, session_id: str
+) -> sampler_pb2.HandshakeRequest:
+  """Returns what a caller opens with; `session_id` is a uuid4 in hex."""
   return sampler_pb2.HandshakeRequest(
-    contract_version=codec.CONTRACT_VERSION, limits=limits_to_message(limits)
+    contract_version=codec.CONTRACT_VERSION,
+    limits=limits_to_message(limits),
+    session_id=session_id,
   )
 
 
@@ -84,6 +91,15 @@ def check_contract(
         f'{name} is {ours} here and {theirs} on the other side; run the same '
         'spopp_jax with the same sampler settings on both'
       )
+
+
+def check_session_id(session_id: str) -> None:
+  """Raises HandshakeRefused for what is no uuid4 in hex."""
+  if not _SESSION_ID.fullmatch(session_id):
+    raise errors.HandshakeRefused(
+      f'session_id is {session_id!r}; allowed: 32 digits 0-9 and a-f, drawn '
+      'once for the life of a runner'
+    )
 
 
 def check_description(description: Description, expected: Expectation) -> None:

@@ -14,12 +14,14 @@ class InProcessSampler:
   """Implements `sampler.base.Sampler` on a driver; deterministic.
 
   Nothing runs between calls: `next` drives the engine until something
-  finishes.
+  finishes. It begins as a new session does at a service: whatever the driver
+  had, it forgets, so that the first version to be published may be any.
   """
 
   def __init__(
     self, driver: rollout.RolloutDriver, *, drain_deadline_s: float = 600.0
   ):
+    driver.forget()
     self._driver = driver
     self._drain_deadline_s = drain_deadline_s
     self._outstanding: set[str] = set()

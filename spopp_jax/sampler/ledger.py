@@ -42,6 +42,14 @@ class Ledger:
     self._entries: dict[str, _Entry] = {}
     self._lock = threading.Lock()
 
+  def blank(self) -> 'Ledger':
+    """Returns a ledger with the same limits and no requests."""
+    return Ledger(
+      max_pending=self.max_pending,
+      orphan_grace_s=self._orphan_grace_s,
+      clock=self._clock,
+    )
+
   def claim(self, request: base.Request, owner: Deliver) -> bool:
     """Enters a request, or hands a known one to a new owner.
 

@@ -84,6 +84,11 @@ class LocalSampler:
     return self._client.service
 
   @property
+  def session_id(self) -> str:
+    """See `SamplerClient`."""
+    return self._client.session_id
+
+  @property
   def address(self) -> str:
     """Where the service listens."""
     return self._client.address

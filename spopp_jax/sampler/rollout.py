@@ -120,6 +120,14 @@ class RolloutDriver:
       if episode.request.request_id == request_id:
         self._close(slot)
 
+  def forget(self) -> None:
+    """Drops all requests and the snapshot: everything is stale until `load`."""
+    self._queue.clear()
+    for slot in list(self._episodes):
+      self._close(slot)
+    self.engine.policy_version = -1
+    self.engine.weights_checksum = ''
+
   def step(self) -> list[types.Trajectory]:
     """Fills free slots, advances the engine once, and plays ended turns.
 

@@ -24,47 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fspopp_jax/sampler/sampler.proto\x12\x10spopp.sampler.v1\"]\n\x10HandshakeRequest\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\"c\n\rChannelLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x19\n\x11keepalive_time_ms\x18\x02 \x01(\r\x12\x1c\n\x14keepalive_timeout_ms\x18\x03 \x01(\r\"\xc7\x02\n\x0eHandshakeReply\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_slots\x18\x06 \x01(\r\x12\x13\n\x0bmax_pending\x18\x07 \x01(\r\x12\x1d\n\x15\x61\x63tive_policy_version\x18\x08 \x01(\x03\x12\x1f\n\x17\x61\x63tive_weights_checksum\x18\t \x01(\t\x12\x11\n\tnum_tasks\x18\n \x01(\r\x12\x19\n\x11tasks_fingerprint\x18\x0b \x01(\t\"o\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x17\n\x0fmax_turn_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_turns\x18\x05 \x01(\r\"\x88\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x0c\n\x04seed\x18\x04 \x01(\r\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\"&\n\x0f\x41\x63knowledgement\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x84\x01\n\x0eRolloutMessage\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x19.spopp.sampler.v1.RequestH\x00\x12<\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32!.spopp.sampler.v1.AcknowledgementH\x00\x42\x06\n\x04part\"M\n\x05\x41rray\x12&\n\x05\x64type\x18\x01 \x01(\x0e\x32\x17.spopp.sampler.v1.DType\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xe5\x03\n\nTrajectory\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12(\n\x06status\x18\x04 \x01(\x0e\x32\x18.spopp.sampler.v1.Status\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x07 \x01(\t\x12\'\n\x06tokens\x18\x08 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12,\n\x0b\x61\x63tion_mask\x18\t \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x33\n\x12\x62\x65haviour_logprobs\x18\n \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x13\n\x0bnum_actions\x18\x0b \x01(\r\x12\x15\n\rpayload_crc32\x18\x0c \x01(\x07\x12\x11\n\tnum_turns\x18\r \x01(\r\x12\x32\n\x08sampling\x18\x0e \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\x12\x0f\n\x07seconds\x18\x0f \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x10 \x01(\tB\t\n\x07_reward\"@\n\x0cRolloutReply\x12\x30\n\ntrajectory\x18\x01 \x01(\x0b\x32\x1c.spopp.sampler.v1.Trajectory\"U\n\rPublishHeader\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"X\n\x0bPublishPart\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.spopp.sampler.v1.PublishHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"@\n\x0cPublishReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\"C\n\x0f\x41\x63tivateRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\"A\n\rActivateReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t*\xaf\x02\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x14\n\x10STATUS_ENV_ERROR\x10\x02\x12\x17\n\x13STATUS_TOOL_TIMEOUT\x10\x03\x12\x1b\n\x17STATUS_VERIFIER_TIMEOUT\x10\x04\x12\x18\n\x14STATUS_CONTEXT_LIMIT\x10\x05\x12\x11\n\rSTATUS_LENGTH\x10\x06\x12\x18\n\x14STATUS_SAMPLER_ERROR\x10\x07\x12\x10\n\x0cSTATUS_STALE\x10\x08\x12\x14\n\x10STATUS_DUPLICATE\x10\t\x12\x19\n\x15STATUS_MIXED_VERSIONS\x10\n\x12\x12\n\x0eSTATUS_INVALID\x10\x0b\x12\x14\n\x10STATUS_CANCELLED\x10\x0c*R\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0f\n\x0b\x44TYPE_INT32\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x32\xc9\x02\n\x07Sampler\x12Q\n\tHandshake\x12\".spopp.sampler.v1.HandshakeRequest\x1a .spopp.sampler.v1.HandshakeReply\x12O\n\x07Rollout\x12 .spopp.sampler.v1.RolloutMessage\x1a\x1e.spopp.sampler.v1.RolloutReply(\x01\x30\x01\x12J\n\x07Publish\x12\x1d.spopp.sampler.v1.PublishPart\x1a\x1e.spopp.sampler.v1.PublishReply(\x01\x12N\n\x08\x41\x63tivate\x12!.spopp.sampler.v1.ActivateRequest\x1a\x1f.spopp.sampler.v1.ActivateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fspopp_jax/sampler/sampler.proto\x12\x10spopp.sampler.v1\"q\n\x10HandshakeRequest\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x12\n\nsession_id\x18\x03 \x01(\t\"c\n\rChannelLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x19\n\x11keepalive_time_ms\x18\x02 \x01(\r\x12\x1c\n\x14keepalive_timeout_ms\x18\x03 \x01(\r\"\xc7\x02\n\x0eHandshakeReply\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_slots\x18\x06 \x01(\r\x12\x13\n\x0bmax_pending\x18\x07 \x01(\r\x12\x1d\n\x15\x61\x63tive_policy_version\x18\x08 \x01(\x03\x12\x1f\n\x17\x61\x63tive_weights_checksum\x18\t \x01(\t\x12\x11\n\tnum_tasks\x18\n \x01(\r\x12\x19\n\x11tasks_fingerprint\x18\x0b \x01(\t\"o\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x17\n\x0fmax_turn_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_turns\x18\x05 \x01(\r\"\x88\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x0c\n\x04seed\x18\x04 \x01(\r\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\"&\n\x0f\x41\x63knowledgement\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x1d\n\x07Opening\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xb2\x01\n\x0eRolloutMessage\x12,\n\x07opening\x18\x01 \x01(\x0b\x32\x19.spopp.sampler.v1.OpeningH\x00\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x19.spopp.sampler.v1.RequestH\x00\x12<\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32!.spopp.sampler.v1.AcknowledgementH\x00\x42\x06\n\x04part\"M\n\x05\x41rray\x12&\n\x05\x64type\x18\x01 \x01(\x0e\x32\x17.spopp.sampler.v1.DType\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xe5\x03\n\nTrajectory\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12(\n\x06status\x18\x04 \x01(\x0e\x32\x18.spopp.sampler.v1.Status\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x07 \x01(\t\x12\'\n\x06tokens\x18\x08 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12,\n\x0b\x61\x63tion_mask\x18\t \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x33\n\x12\x62\x65haviour_logprobs\x18\n \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x13\n\x0bnum_actions\x18\x0b \x01(\r\x12\x15\n\rpayload_crc32\x18\x0c \x01(\x07\x12\x11\n\tnum_turns\x18\r \x01(\r\x12\x32\n\x08sampling\x18\x0e \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\x12\x0f\n\x07seconds\x18\x0f \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x10 \x01(\tB\t\n\x07_reward\"@\n\x0cRolloutReply\x12\x30\n\ntrajectory\x18\x01 \x01(\x0b\x32\x1c.spopp.sampler.v1.Trajectory\"i\n\rPublishHeader\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\"X\n\x0bPublishPart\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.spopp.sampler.v1.PublishHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"@\n\x0cPublishReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\"W\n\x0f\x41\x63tivateRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"A\n\rActivateReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t*\xaf\x02\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x14\n\x10STATUS_ENV_ERROR\x10\x02\x12\x17\n\x13STATUS_TOOL_TIMEOUT\x10\x03\x12\x1b\n\x17STATUS_VERIFIER_TIMEOUT\x10\x04\x12\x18\n\x14STATUS_CONTEXT_LIMIT\x10\x05\x12\x11\n\rSTATUS_LENGTH\x10\x06\x12\x18\n\x14STATUS_SAMPLER_ERROR\x10\x07\x12\x10\n\x0cSTATUS_STALE\x10\x08\x12\x14\n\x10STATUS_DUPLICATE\x10\t\x12\x19\n\x15STATUS_MIXED_VERSIONS\x10\n\x12\x12\n\x0eSTATUS_INVALID\x10\x0b\x12\x14\n\x10STATUS_CANCELLED\x10\x0c*R\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0f\n\x0b\x44TYPE_INT32\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x32\xc9\x02\n\x07Sampler\x12Q\n\tHandshake\x12\".spopp.sampler.v1.HandshakeRequest\x1a .spopp.sampler.v1.HandshakeReply\x12O\n\x07Rollout\x12 .spopp.sampler.v1.RolloutMessage\x1a\x1e.spopp.sampler.v1.RolloutReply(\x01\x30\x01\x12J\n\x07Publish\x12\x1d.spopp.sampler.v1.PublishPart\x1a\x1e.spopp.sampler.v1.PublishReply(\x01\x12N\n\x08\x41\x63tivate\x12!.spopp.sampler.v1.ActivateRequest\x1a\x1f.spopp.sampler.v1.ActivateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spopp_jax.sampler.sampler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=2019
-  _globals['_STATUS']._serialized_end=2322
-  _globals['_DTYPE']._serialized_start=2324
-  _globals['_DTYPE']._serialized_end=2406
+  _globals['_STATUS']._serialized_start=2156
+  _globals['_STATUS']._serialized_end=2459
+  _globals['_DTYPE']._serialized_start=2461
+  _globals['_DTYPE']._serialized_end=2543
   _globals['_HANDSHAKEREQUEST']._serialized_start=53
-  _globals['_HANDSHAKEREQUEST']._serialized_end=146
-  _globals['_CHANNELLIMITS']._serialized_start=148
-  _globals['_CHANNELLIMITS']._serialized_end=247
-  _globals['_HANDSHAKEREPLY']._serialized_start=250
-  _globals['_HANDSHAKEREPLY']._serialized_end=577
-  _globals['_SAMPLINGPARAMS']._serialized_start=579
-  _globals['_SAMPLINGPARAMS']._serialized_end=690
-  _globals['_REQUEST']._serialized_start=693
-  _globals['_REQUEST']._serialized_end=829
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=831
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=869
-  _globals['_ROLLOUTMESSAGE']._serialized_start=872
-  _globals['_ROLLOUTMESSAGE']._serialized_end=1004
-  _globals['_ARRAY']._serialized_start=1006
-  _globals['_ARRAY']._serialized_end=1083
-  _globals['_TRAJECTORY']._serialized_start=1086
-  _globals['_TRAJECTORY']._serialized_end=1571
-  _globals['_ROLLOUTREPLY']._serialized_start=1573
-  _globals['_ROLLOUTREPLY']._serialized_end=1637
-  _globals['_PUBLISHHEADER']._serialized_start=1639
-  _globals['_PUBLISHHEADER']._serialized_end=1724
-  _globals['_PUBLISHPART']._serialized_start=1726
-  _globals['_PUBLISHPART']._serialized_end=1814
-  _globals['_PUBLISHREPLY']._serialized_start=1816
-  _globals['_PUBLISHREPLY']._serialized_end=1880
-  _globals['_ACTIVATEREQUEST']._serialized_start=1882
-  _globals['_ACTIVATEREQUEST']._serialized_end=1949
-  _globals['_ACTIVATEREPLY']._serialized_start=1951
-  _globals['_ACTIVATEREPLY']._serialized_end=2016
-  _globals['_SAMPLER']._serialized_start=2409
-  _globals['_SAMPLER']._serialized_end=2738
+  _globals['_HANDSHAKEREQUEST']._serialized_end=166
+  _globals['_CHANNELLIMITS']._serialized_start=168
+  _globals['_CHANNELLIMITS']._serialized_end=267
+  _globals['_HANDSHAKEREPLY']._serialized_start=270
+  _globals['_HANDSHAKEREPLY']._serialized_end=597
+  _globals['_SAMPLINGPARAMS']._serialized_start=599
+  _globals['_SAMPLINGPARAMS']._serialized_end=710
+  _globals['_REQUEST']._serialized_start=713
+  _globals['_REQUEST']._serialized_end=849
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=851
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=889
+  _globals['_OPENING']._serialized_start=891
+  _globals['_OPENING']._serialized_end=920
+  _globals['_ROLLOUTMESSAGE']._serialized_start=923
+  _globals['_ROLLOUTMESSAGE']._serialized_end=1101
+  _globals['_ARRAY']._serialized_start=1103
+  _globals['_ARRAY']._serialized_end=1180
+  _globals['_TRAJECTORY']._serialized_start=1183
+  _globals['_TRAJECTORY']._serialized_end=1668
+  _globals['_ROLLOUTREPLY']._serialized_start=1670
+  _globals['_ROLLOUTREPLY']._serialized_end=1734
+  _globals['_PUBLISHHEADER']._serialized_start=1736
+  _globals['_PUBLISHHEADER']._serialized_end=1841
+  _globals['_PUBLISHPART']._serialized_start=1843
+  _globals['_PUBLISHPART']._serialized_end=1931
+  _globals['_PUBLISHREPLY']._serialized_start=1933
+  _globals['_PUBLISHREPLY']._serialized_end=1997
+  _globals['_ACTIVATEREQUEST']._serialized_start=1999
+  _globals['_ACTIVATEREQUEST']._serialized_end=2086
+  _globals['_ACTIVATEREPLY']._serialized_start=2088
+  _globals['_ACTIVATEREPLY']._serialized_end=2153
+  _globals['_SAMPLER']._serialized_start=2546
+  _globals['_SAMPLER']._serialized_end=2875
 # @@protoc_insertion_point(module_scope)

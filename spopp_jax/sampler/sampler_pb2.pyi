@@ -48,12 +48,14 @@ DTYPE_INT32: DType
 DTYPE_FLOAT32: DType
 
 class HandshakeRequest(_message.Message):
-    __slots__ = ("contract_version", "limits")
+    __slots__ = ("contract_version", "limits", "session_id")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     contract_version: int
     limits: ChannelLimits
-    def __init__(self, contract_version: _Optional[int] = ..., limits: _Optional[_Union[ChannelLimits, _Mapping]] = ...) -> None: ...
+    session_id: str
+    def __init__(self, contract_version: _Optional[int] = ..., limits: _Optional[_Union[ChannelLimits, _Mapping]] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ChannelLimits(_message.Message):
     __slots__ = ("max_message_bytes", "keepalive_time_ms", "keepalive_timeout_ms")
@@ -125,13 +127,21 @@ class Acknowledgement(_message.Message):
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Opening(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
 class RolloutMessage(_message.Message):
-    __slots__ = ("request", "acknowledgement")
+    __slots__ = ("opening", "request", "acknowledgement")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    opening: Opening
     request: Request
     acknowledgement: Acknowledgement
-    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ...) -> None: ...
+    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ...) -> None: ...
 
 class Array(_message.Message):
     __slots__ = ("dtype", "length", "data")
@@ -186,14 +196,16 @@ class RolloutReply(_message.Message):
     def __init__(self, trajectory: _Optional[_Union[Trajectory, _Mapping]] = ...) -> None: ...
 
 class PublishHeader(_message.Message):
-    __slots__ = ("policy_version", "weights_checksum", "size_bytes")
+    __slots__ = ("policy_version", "weights_checksum", "size_bytes", "session_id")
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     policy_version: int
     weights_checksum: str
     size_bytes: int
-    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    session_id: str
+    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., size_bytes: _Optional[int] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class PublishPart(_message.Message):
     __slots__ = ("header", "data")
@@ -212,12 +224,14 @@ class PublishReply(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ...) -> None: ...
 
 class ActivateRequest(_message.Message):
-    __slots__ = ("policy_version", "weights_checksum")
+    __slots__ = ("policy_version", "weights_checksum", "session_id")
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     policy_version: int
     weights_checksum: str
-    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ...) -> None: ...
+    session_id: str
+    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ActivateReply(_message.Message):
     __slots__ = ("policy_version", "weights_checksum")

@@ -70,6 +70,14 @@ class SamplerServicer:
         The caller compares the reply with what it expects. A caller that speaks
         another contract or has other channel limits gets FAILED_PRECONDITION with
         both values in the text.
+
+        A handshake of the current session changes nothing. One of another session
+        takes the service over: every request of the old session is cancelled,
+        finished or not, its results and its staged snapshot are forgotten, and no
+        version is active until the new session activates one. The first session
+        of a service finds the snapshot that the service was started with, if any.
+        FAILED_PRECONDITION: the old session still has an open rollout stream, so
+        its runner lives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,16 +85,19 @@ class SamplerServicer:
 
     def Rollout(self, request_iterator, context):
         """Carries requests and acknowledgements in, finished trajectories out, in
-        completion order. Every request gets one reply, whatever happens to it:
-        its status says so. A request id that is already known is not run twice;
-        its reply goes to the stream that named it last. A finished trajectory is
-        kept until it is acknowledged, so a caller that lost its stream submits
-        its unanswered requests again and misses nothing. The stream ends when
-        the caller closes its side. Requests of an ended stream run on for a
-        stated grace, after which they are cancelled and their results forgotten.
+        completion order. The first message opens the stream for a session. Every
+        request gets one reply, whatever happens to it: its status says so. A
+        request id that the session has used is not run twice; its reply goes to
+        the stream that named it last. A finished trajectory is kept until it is
+        acknowledged, so a caller that lost its stream submits its unanswered
+        requests again and misses nothing. The stream ends when the caller closes
+        its side. Requests of an ended stream run on for a stated grace, after
+        which they are cancelled and their results forgotten.
 
         RESOURCE_EXHAUSTED: more requests are unacknowledged than max_pending.
-        INVALID_ARGUMENT: a message from which no request id can be read.
+        INVALID_ARGUMENT: a message from which no request id can be read, or a
+        first message that opens nothing.
+        ABORTED: the session is not the current one; shake hands again.
         INTERNAL: the engine failed; the service must be restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,6 +110,7 @@ class SamplerServicer:
         rollouts: the snapshot is held aside, in place of an earlier one that was
         never activated. DATA_LOSS: size or checksum differ from the header.
         FAILED_PRECONDITION: the version does not exceed the active one.
+        ABORTED: the session is not the current one; shake hands again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +122,8 @@ class SamplerServicer:
         Naming the active version and its checksum again changes nothing and is
         answered OK. FAILED_PRECONDITION: no such staged snapshot, or the engine
         refused it. DEADLINE_EXCEEDED: the old version did not drain before the
-        call's deadline. After any error the old version is still active.
+        call's deadline. ABORTED: the session is not the current one. After any
+        error the old version is still active.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,13 +1,13 @@
 """The rollout service: one worker thread owns the engine, gRPC feeds it.
 
+Callers name their session; its ledger and the worker serve it alone.
+
 handler threads --claim--> ledger      --commands--> worker (driver, engine)
 handler threads <--stream-- ledger.finish <--results-- worker
 """
 
 import concurrent.futures
-import dataclasses
 import logging
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ from spopp_jax.sampler import (
   sampler_pb2_grpc,
   weights,
 )
+from spopp_jax.sampler import session as session_lib
 from spopp_jax.sampler import worker as worker_lib
 
 _logger = logging.getLogger(__name__)
@@ -39,39 +40,13 @@ _MAX_STREAMS = 8
 _HEALTH_NAMES = ('', 'spopp.sampler.v1.Sampler')
 
 
-@dataclasses.dataclass(frozen=True)
-class _End:
-  """Closes a stream: quietly, or with a status."""
-
-  code: grpc.StatusCode | None = None
-  text: str = ''
-
-
-class _Stream:
-  """What waits to be sent to one caller."""
-
-  def __init__(self) -> None:
-    self._outbox: queue.SimpleQueue[types.Trajectory | _End] = (
-      queue.SimpleQueue()
-    )
-
-  def deliver(self, trajectory: types.Trajectory) -> None:
-    self._outbox.put(trajectory)
-
-  def end(self, code: grpc.StatusCode | None = None, text: str = '') -> None:
-    self._outbox.put(_End(code, text))
-
-  def take(self) -> types.Trajectory | _End:
-    return self._outbox.get()
-
-
 class _Servicer(sampler_pb2_grpc.SamplerServicer):
   """Answers the rpcs of sampler.proto."""
 
   def __init__(
     self,
     driver: rollout.RolloutDriver,
-    book: ledger.Ledger,
+    sessions: session_lib.Sessions,
     worker: worker_lib.Worker,
     *,
     model_fingerprint: str,
@@ -79,13 +54,12 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
   ):
     self.failure = ''
     self._driver = driver
-    self._book = book
+    self._sessions = sessions
     self._worker = worker
     self._model_fingerprint = model_fingerprint
     self._limits = limits
-    self._staged: worker_lib.Snapshot | None = None
     self._staging = threading.Lock()
-    self._streams: set[_Stream] = set()
+    self._streams: set[session_lib.Stream] = set()
     self._tasks_fingerprint = rollout.tasks_fingerprint(driver.tasks.task_ids)
 
   def end_streams(self, code: grpc.StatusCode, text: str) -> None:
@@ -93,11 +67,18 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
       stream.end(code, text)
 
   def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
+    self._refuse_after_failure(context)
     try:
       handshake.check_contract(request, self._limits)
+      handshake.check_session_id(request.session_id)
+      session = self._sessions.enter(request.session_id)
     except errors.HandshakeRefused as error:
       context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-    self._refuse_after_failure(context)
+    while not session.ready.wait(worker_lib.POLL_S):
+      self._refuse_after_failure(context)
+      if not context.is_active():
+        break
+    self._session(request.session_id, context)
     version, checksum = self._worker.active
     return handshake.reply(
       handshake.Description(
@@ -107,12 +88,20 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         num_tasks=len(self._driver.tasks.task_ids),
         max_context_tokens=self._driver.engine.max_context,
         num_slots=self._driver.engine.num_slots,
-        max_pending=self._book.max_pending,
+        max_pending=session.book.max_pending,
         active_policy_version=version,
         active_weights_checksum=checksum,
       ),
       self._limits,
     )
+
+  def _session(self, session_id: str, context: Any) -> session_lib.Session:
+    """Returns the current session, or ends the call of any other."""
+    try:
+      return self._sessions.get(session_id)
+    except errors.SessionEnded as error:
+      context.abort(grpc.StatusCode.ABORTED, str(error))
+      raise
 
   def _refuse_after_failure(self, context: Any) -> None:
     if self.failure:
@@ -127,7 +116,7 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         f'{_MAX_STREAMS} rollout streams are open, the most there may be',
       )
-    stream = _Stream()
+    stream = session_lib.Stream()
     if not context.add_callback(stream.end):
       return
     self._streams.add(stream)
@@ -140,7 +129,7 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     try:
       while True:
         item = stream.take()
-        if isinstance(item, _End):
+        if isinstance(item, session_lib.End):
           break
         yield sampler_pb2.RolloutReply(trajectory=codec.encode_trajectory(item))
     finally:
@@ -148,11 +137,18 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     if item.code is not None:
       context.abort(item.code, item.text)
 
-  def _read(self, messages: Any, stream: _Stream) -> None:
+  def _read(self, messages: Any, stream: session_lib.Stream) -> None:
     """Takes in what one caller sends until its side closes."""
+    session: session_lib.Session | None = None
     try:
+      first = next(messages, None)
+      if first is None or first.WhichOneof('part') != 'opening':
+        raise errors.InvalidMessage('part', 'another', 'opening at first')
+      session = self._sessions.join(first.opening.session_id, stream)
       for message in messages:
-        self._take(message, stream)
+        self._take(message, session, stream)
+    except errors.SessionEnded as error:
+      stream.end(grpc.StatusCode.ABORTED, str(error))
     except errors.QueueFull as error:
       stream.end(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     except errors.InvalidMessage as error:
@@ -161,23 +157,27 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
       _logger.info('a caller went away')
     finally:
       # Only here: no claim of this stream can come later.
-      self._book.abandon(stream.deliver)
+      if session is not None:
+        self._sessions.leave(session, stream)
       stream.end()
 
-  def _take(self, message: Any, stream: _Stream) -> None:
+  def _take(
+    self,
+    message: Any,
+    session: session_lib.Session,
+    stream: session_lib.Stream,
+  ) -> None:
     part = message.WhichOneof('part')
     if part == 'acknowledgement':
-      self._book.acknowledge(
+      session.book.acknowledge(
         message.acknowledgement.request_ids, stream.deliver
       )
       return
-    if part is None:
-      raise errors.InvalidMessage(
-        'part', 'absent', 'request or acknowledgement'
-      )
+    if part != 'request':
+      raise errors.InvalidMessage('part', part, 'request or acknowledgement')
     try:
       request = codec.decode_request(message.request)
-      is_new = self._book.claim(request, stream.deliver)
+      is_new = session.book.claim(request, stream.deliver)
     except errors.InvalidMessage as error:
       if not error.request_id:
         raise
@@ -205,12 +205,13 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         'the first part of a publication must be its header',
       )
     header = first.header
+    session = self._session(header.session_id, context)
     active, _ = self._worker.active
     if header.policy_version <= active:
       context.abort(
         grpc.StatusCode.FAILED_PRECONDITION,
         f'version {header.policy_version} must exceed the active version '
-        f'{active}; restart the service to go back',
+        f'{active} of this session',
       )
     try:
       params = weights.assemble(
@@ -221,7 +222,7 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     except errors.PublicationError as error:
       context.abort(grpc.StatusCode.DATA_LOSS, str(error))
     with self._staging:
-      self._staged = worker_lib.Snapshot(
+      session.staged = worker_lib.Snapshot(
         header.policy_version, header.weights_checksum, params
       )
     return sampler_pb2.PublishReply(
@@ -230,9 +231,10 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     )
 
   def Activate(self, request: Any, context: Any) -> Any:  # noqa: N802
+    session = self._session(request.session_id, context)
     named = (request.policy_version, request.weights_checksum)
     if named != self._worker.active:
-      refusal = self._switch(named, context)
+      refusal = self._switch(session, named, context)
       if refusal is not None:
         context.abort(*refusal)
     return sampler_pb2.ActivateReply(
@@ -240,25 +242,27 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     )
 
   def _switch(
-    self, named: tuple[int, str], context: Any
+    self, session: session_lib.Session, named: tuple[int, str], context: Any
   ) -> tuple[grpc.StatusCode, str] | None:
     """Activates the staged snapshot; returns why that failed, or None."""
     with self._staging:
-      staged = self._staged
+      staged = session.staged
       if staged is None or named != (staged.version, staged.checksum):
         return (
           grpc.StatusCode.FAILED_PRECONDITION,
           f'version {named[0]} with sha256 {named[1]} is not staged; publish '
           'it first',
         )
-      self._staged = None
+      session.staged = None
     timeout_s = context.time_remaining()
     if timeout_s is None:
       return (
         grpc.StatusCode.INVALID_ARGUMENT,
         'Activate needs a deadline on the call',
       )
-    activation = worker_lib.Activation(staged, time.monotonic() + timeout_s)
+    activation = worker_lib.Activation(
+      staged, session.book, time.monotonic() + timeout_s
+    )
     self._worker.send(activation)
     while not activation.done.wait(worker_lib.POLL_S):
       if self.failure:
@@ -373,8 +377,10 @@ def serve(
     )
   book = ledger.Ledger(max_pending=max_pending, orphan_grace_s=orphan_grace_s)
   worker = worker_lib.Worker(driver, book)
+  silence_ms = limits.keepalive_time_ms + limits.keepalive_timeout_ms
+  sessions = session_lib.Sessions(worker, book, silence_s=silence_ms / 1000)
   servicer = _Servicer(
-    driver, book, worker, model_fingerprint=model_fingerprint, limits=limits
+    driver, sessions, worker, model_fingerprint=model_fingerprint, limits=limits
   )
   grpc_server = grpc.server(
     concurrent.futures.ThreadPoolExecutor(_HANDLER_THREADS),

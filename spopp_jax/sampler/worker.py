@@ -37,6 +37,7 @@ class Activation:
 
   Attributes:
     snapshot: what to switch to.
+    book: whose requests must end first; the switch is theirs alone.
     deadline_s: when to give up, on the monotonic clock.
     done: set once the fields below are final.
     refusal: why the old snapshot is still active; '' when it is not.
@@ -44,6 +45,7 @@ class Activation:
   """
 
   snapshot: Snapshot
+  book: ledger.Ledger
   deadline_s: float
   done: threading.Event = dataclasses.field(default_factory=threading.Event)
   refusal: str = ''
@@ -68,12 +70,32 @@ class Worker:
     self._commands: queue.SimpleQueue[base.Request | Activation | None] = (
       queue.SimpleQueue()
     )
+    self._successors: queue.SimpleQueue[
+      tuple[ledger.Ledger, threading.Event]
+    ] = queue.SimpleQueue()
     self._activation: Activation | None = None
     self._stopping = threading.Event()
 
   def send(self, command: base.Request | Activation) -> None:
     """Queues a command; called from any thread."""
     self._commands.put(command)
+
+  def take_over(self, book: ledger.Ledger) -> threading.Event:
+    """Makes another ledger the one that counts; called from any thread.
+
+    It overtakes every command. What the old ledger owes is dropped, its
+    switches are refused and no snapshot is active.
+
+    Args:
+      book: what is owed from then on.
+
+    Returns:
+      Set once that is so.
+    """
+    done = threading.Event()
+    self._successors.put((book, done))
+    self._commands.put(None)
+    return done
 
   def stop(self) -> None:
     """Makes `run` return after the step it is in; called from any thread."""
@@ -83,6 +105,7 @@ class Worker:
   def run(self) -> None:
     """Works until `stop`; raises whatever the engine raises."""
     while not self._stopping.is_set():
+      self._make_way()
       self._take_commands()
       for trajectory in self._driver.step():
         self._book.finish(trajectory)
@@ -90,6 +113,14 @@ class Worker:
       for request_id in self._book.expire():
         _logger.warning('cancelled %s: nobody claims it', request_id)
         self._driver.cancel(request_id)
+
+  def _make_way(self) -> None:
+    """Forgets one ledger for the next."""
+    while not self._successors.empty():
+      self._book, done = self._successors.get_nowait()
+      self._driver.forget()
+      self.active = (-1, '')
+      done.set()
 
   def _take_commands(self) -> None:
     # While a switch is due nothing is taken: later requests come after it.
@@ -105,7 +136,8 @@ class Worker:
       if isinstance(command, Activation):
         self._activation = command
       elif self._book.owes(command):
-        # It may have been cancelled while it waited for this line.
+        # It may have been cancelled while it waited for this line, and its
+        # ledger may have been replaced.
         self._driver.submit(command)
 
   def _try_to_activate(self) -> None:
@@ -113,7 +145,9 @@ class Worker:
     if activation is None:
       return
     activation.is_late = time.monotonic() > activation.deadline_s
-    if activation.is_late:
+    if activation.book is not self._book:
+      activation.refusal = 'its session has ended'
+    elif activation.is_late:
       activation.refusal = (
         f'version {self.active[0]} did not drain in time: '
         f'{self._driver.num_open} episodes are open'

@@ -70,6 +70,8 @@ class Liar(sampler_pb2_grpc.SamplerServicer):
         for request_id in message.acknowledgement.request_ids:
           self.acknowledged.put(request_id)
         continue
+      if message.WhichOneof('part') == 'opening':
+        continue
       honest = trajectories(codec.decode_request(message.request))
       for reply in self.spoil(honest):
         yield sampler_pb2.RolloutReply(trajectory=reply)
@@ -198,14 +200,17 @@ def test_silent_service_is_a_timeout_that_names_the_requests():
 def test_service_that_closes_the_stream_is_lost():
   class Quitter(Liar):
     def Rollout(self, request_iterator, context):  # noqa: N802
-      next(request_iterator)
+      opening, _ = next(request_iterator), next(request_iterator)
+      self.session_id = opening.opening.session_id
       return iter(())
 
-  with connected(Quitter(None)) as sampler:
+  quitter = Quitter(None)
+  with connected(quitter) as sampler:
     sampler.submit([scripted.request(1)])
     for _ in range(2):
       with pytest.raises(errors.SamplerLost, match='1 requests unanswered'):
         sampler.next(WAIT_S)
+    assert quitter.session_id == sampler.session_id
     with pytest.raises(errors.SamplerLost):
       sampler.submit([scripted.request(2)])
 

@@ -1,6 +1,7 @@
 """Both sides agree, or the words name what both have."""
 
 import dataclasses
+import uuid
 
 import pytest
 import scripted
@@ -8,6 +9,7 @@ import scripted
 from spopp_jax.sampler import errors, handshake, options
 
 LIMITS = options.ChannelLimits()
+SESSION = scripted.SESSION
 DESCRIPTION = handshake.Description(
   tokenizer_fingerprint=scripted.EXPECTED.tokenizer_fingerprint,
   model_fingerprint=scripted.EXPECTED.model_fingerprint,
@@ -26,7 +28,7 @@ def test_description_survives_the_wire():
   message = handshake.reply(DESCRIPTION, LIMITS).FromString(data)
   assert handshake.describe(message) == DESCRIPTION
   handshake.check_contract(message, LIMITS)
-  handshake.check_contract(handshake.request(LIMITS), LIMITS)
+  handshake.check_contract(handshake.request(LIMITS, SESSION), LIMITS)
 
 
 def test_fitting_sides_agree():
@@ -58,14 +60,22 @@ def test_longer_context_is_refused():
 def test_other_limits_are_refused(name):
   other = dataclasses.replace(LIMITS, **{name: 777})
   with pytest.raises(errors.HandshakeRefused) as caught:
-    handshake.check_contract(handshake.request(other), LIMITS)
+    handshake.check_contract(handshake.request(other, SESSION), LIMITS)
   assert name in str(caught.value)
   assert '777' in str(caught.value)
   assert str(getattr(LIMITS, name)) in str(caught.value)
 
 
 def test_other_contract_is_refused():
-  message = handshake.request(LIMITS)
+  message = handshake.request(LIMITS, SESSION)
   message.contract_version = 99
   with pytest.raises(errors.HandshakeRefused, match=r'contract_version.*99'):
     handshake.check_contract(message, LIMITS)
+
+
+def test_a_session_is_named_by_a_uuid_in_hex():
+  handshake.check_session_id(uuid.uuid4().hex)
+  assert handshake.request(LIMITS, SESSION).session_id == SESSION
+  for other in ('', SESSION[:-1], SESSION + '0', SESSION.upper(), 'x' * 32):
+    with pytest.raises(errors.HandshakeRefused, match='allowed: 32 digits'):
+      handshake.check_session_id(other)

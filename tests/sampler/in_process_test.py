@@ -51,6 +51,22 @@ def test_same_snapshot_again_is_not_loaded_again(sampler, engine):
   assert len(engine.loaded) == 1
 
 
+def test_a_new_sampler_begins_anew_on_the_driver_of_an_old_one(engine):
+  driver = rollout.RolloutDriver(engine, scripted.Tasks(), scripted.Template())
+  old = in_process.InProcessSampler(driver)
+  old.publish(scripted.params(0.5), 7)
+  old.submit([scripted.request(n, 'endless', version=7) for n in range(3)])
+  with pytest.raises(errors.SamplerTimeout):
+    old.next(0.0)
+  new = in_process.InProcessSampler(driver)
+  new.submit([scripted.request(0, 'win-1', version=7)])
+  assert new.next(1.0).status == types.Status.STALE
+  checksum = new.publish(scripted.params(0.5), 3)
+  new.submit([scripted.request(0, 'win-1', version=3)])
+  result = new.next(1.0)
+  assert (result.policy_version, result.weights_checksum) == (3, checksum)
+
+
 @pytest.mark.parametrize('version', [0, -1])
 def test_version_must_increase(sampler, version):
   with pytest.raises(errors.PublicationError, match='must exceed the active'):

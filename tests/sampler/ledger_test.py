@@ -101,6 +101,19 @@ def test_one_id_cannot_mean_two_requests(book):
     book.claim(scripted.request(1, 'win-2'), owner.deliver)
 
 
+def test_a_blank_ledger_has_the_limits_and_nothing_else(book, clock):
+  owner = Owner()
+  book.claim(scripted.request(1), owner.deliver)
+  blank = book.blank()
+  assert [blank.claim(scripted.request(n), owner.deliver) for n in range(3)]
+  with pytest.raises(errors.QueueFull, match='max_pending is 3'):
+    blank.claim(scripted.request(3), owner.deliver)
+  blank.abandon(owner.deliver)
+  clock.now = 10.1
+  assert blank.expire() == ['r0', 'r1', 'r2']
+  assert not book.claim(scripted.request(1), owner.deliver)
+
+
 def test_a_stranger_cannot_acknowledge(book):
   owner, stranger = Owner(), Owner()
   book.claim(scripted.request(1), owner.deliver)

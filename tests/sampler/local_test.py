@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import grpc
 import pytest
 import scripted
 
@@ -19,8 +18,6 @@ from spopp_jax.sampler import (
   lifeline,
   local,
   options,
-  sampler_pb2,
-  sampler_pb2_grpc,
   weights,
 )
 
@@ -88,23 +85,10 @@ def test_killed_service_is_lost_restarted_and_answers_every_request(tmp_path):
 
 def test_service_that_crashes_between_the_phases_has_the_old_version(tmp_path):
   data = weights.to_bytes(scripted.params(1.0))
-  header = sampler_pb2.PublishHeader(
-    policy_version=1,
-    weights_checksum=weights.checksum(data),
-    size_bytes=len(data),
-  )
   with local_sampler(tmp_path) as sampler:
-    address = sampler.address
-    with grpc.insecure_channel(address) as channel:
-      sampler_pb2_grpc.SamplerStub(channel).Publish(
-        iter(
-          [
-            sampler_pb2.PublishPart(header=header),
-            sampler_pb2.PublishPart(data=data),
-          ]
-        ),
-        timeout=WAIT_S,
-      )
+    name = sampler.session_id
+    with scripted.raw_stub(sampler.address, name) as stub:
+      stub.Publish(scripted.publication(data, name), timeout=WAIT_S)
     os.kill(sampler.process_id, signal.SIGKILL)
     wait_until_gone(sampler.process_id)
     with pytest.raises(errors.SamplerLost):
@@ -115,7 +99,7 @@ def test_service_that_crashes_between_the_phases_has_the_old_version(tmp_path):
     assert sampler.next(WAIT_S).status == OK
 
 
-def test_connection_alone_is_restored_without_a_restart(tmp_path):
+def test_connection_alone_is_restored_and_close_ends_the_process(tmp_path):
   with local_sampler(tmp_path) as sampler:
     before = sampler.process_id
     sampler.submit([scripted.request(1)])
@@ -123,6 +107,8 @@ def test_connection_alone_is_restored_without_a_restart(tmp_path):
     assert sampler.process_id == before
     sampler.submit([scripted.request(1)])
     assert sampler.next(WAIT_S).request_id == 'r1'
+    assert is_alive(before)
+  assert not is_alive(before)
 
 
 def test_stopped_process_is_noticed_by_keepalive(tmp_path):
@@ -165,13 +151,6 @@ def test_keepalive_alone_never_ends_an_idle_stream(tmp_path):
       sampler.next(10.0)
   finally:
     sampler.close()
-
-
-def test_close_ends_the_process(tmp_path):
-  with local_sampler(tmp_path) as sampler:
-    process_id = sampler.process_id
-    assert is_alive(process_id)
-  assert not is_alive(process_id)
 
 
 def test_process_that_never_gets_ready_shows_its_last_words(tmp_path):

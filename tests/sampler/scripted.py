@@ -6,10 +6,12 @@ process they can kill.
 
 import argparse
 import contextlib
+import queue
 import sys
 import threading
 import time
 
+import grpc
 import numpy as np
 
 from spopp_jax import types
@@ -17,10 +19,14 @@ from spopp_jax.envs import base as envs_base
 from spopp_jax.sampler import (
   base,
   client,
+  codec,
+  connection,
   handshake,
   lifeline,
   options,
   rollout,
+  sampler_pb2,
+  sampler_pb2_grpc,
   service,
   weights,
 )
@@ -221,6 +227,65 @@ def connected(server, **kwargs):
     yield sampler
   finally:
     sampler.close()
+
+
+SESSION = '5e' * 16
+CALL_S = 20.0
+OPENING = sampler_pb2.RolloutMessage(
+  opening=sampler_pb2.Opening(session_id=SESSION)
+)
+
+
+@contextlib.contextmanager
+def raw_stub(address, session_id=SESSION):
+  """Connects without a client, to say what a client would not."""
+  with grpc.insecure_channel(address) as channel:
+    stub = sampler_pb2_grpc.SamplerStub(channel)
+    stub.Handshake(
+      handshake.request(options.ChannelLimits(), session_id), timeout=CALL_S
+    )
+    yield stub
+
+
+@contextlib.contextmanager
+def raw_stream(address, *numbers, session_id=SESSION):
+  """Asks for requests without a client; yields the queue of what arrives."""
+  arrivals = queue.SimpleQueue()
+  raw = connection.Connection(address, options.ChannelLimits(), arrivals)
+  raw.open_stream(session_id)
+  for number in numbers:
+    raw.send(codec.encode_request(request(number)))
+  try:
+    yield arrivals
+  finally:
+    raw.close()
+
+
+def publication(data, session_id=SESSION, **header):
+  """Yields the parts of a publication of version 1; `header` changes it."""
+  fields = {
+    'policy_version': 1,
+    'weights_checksum': weights.checksum(data),
+    'size_bytes': len(data),
+    'session_id': session_id,
+  }
+  yield sampler_pb2.PublishPart(
+    header=sampler_pb2.PublishHeader(**{**fields, **header})
+  )
+  yield sampler_pb2.PublishPart(data=data[:10])
+  yield sampler_pb2.PublishPart(data=data[10:])
+
+
+def collect(sampler, count):
+  """Returns the next `count` answers."""
+  return [sampler.next(CALL_S) for _ in range(count)]
+
+
+def wait_until(condition):
+  deadline = time.monotonic() + CALL_S
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
 
 
 def main():

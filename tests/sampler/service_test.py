@@ -1,9 +1,7 @@
 """The service over a real channel: publication, order, bounds, health."""
 
-import contextlib
 import dataclasses
 import socket
-import time
 
 import grpc
 import numpy as np
@@ -17,30 +15,13 @@ from spopp_jax.sampler import (
   options,
   rollout,
   sampler_pb2,
-  sampler_pb2_grpc,
-  weights,
 )
 
 OK = types.Status.OK
 WAIT_S = 20.0
 serving, connected = scripted.serving, scripted.connected
-
-
-@contextlib.contextmanager
-def raw_stub(server):
-  with grpc.insecure_channel(server.address) as channel:
-    yield sampler_pb2_grpc.SamplerStub(channel)
-
-
-def collect(sampler, count):
-  return [sampler.next(WAIT_S) for _ in range(count)]
-
-
-def wait_until(condition):
-  deadline = time.monotonic() + WAIT_S
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.005)
+raw_stub, collect = scripted.raw_stub, scripted.collect
+raw_stream, wait_until = scripted.raw_stream, scripted.wait_until
 
 
 def test_every_request_is_answered_in_completion_order():
@@ -92,165 +73,17 @@ def test_unix_socket(tmp_path):
     assert sampler.next(WAIT_S).status == OK
 
 
-def test_publication_switches_and_echoes_version_and_checksum():
-  engine = scripted.load(scripted.Engine())
-  with serving(engine) as server, connected(server) as sampler:
-    checksum = sampler.publish(scripted.params(1.0), 5)
-    assert engine.loaded == [(0, [0.5, -0.5]), (5, [1.0, -1.0])]
-    sampler.submit([scripted.request(1, version=5)])
-    result = sampler.next(WAIT_S)
-    assert (result.policy_version, result.weights_checksum) == (5, checksum)
-
-
-def test_large_snapshots_come_in_many_chunks():
-  size = 3 * weights.CHUNK_BYTES // 4 + 1
-  big = {**scripted.params(1.0), 'big': np.arange(size, dtype=np.float32)}
-  with serving() as server, connected(server) as sampler:
-    assert sampler.publish(big, 1) == weights.checksum(weights.to_bytes(big))
-
-
-def test_same_snapshot_again_changes_nothing():
-  engine = scripted.load(scripted.Engine())
-  with serving(engine) as server, connected(server) as sampler:
-    sampler.publish(scripted.params(1.0), 1)
-    sampler.publish(scripted.params(1.0), 1)
-    assert [version for version, _ in engine.loaded] == [0, 1]
-    with raw_stub(server) as stub:
-      stub.Activate(
-        sampler_pb2.ActivateRequest(
-          policy_version=1, weights_checksum=engine.weights_checksum
-        ),
-        timeout=WAIT_S,
-      )
-    assert [version for version, _ in engine.loaded] == [0, 1]
-
-
-@pytest.mark.parametrize('version', [3, 2])
-def test_version_must_increase(version):
-  with (
-    serving(scripted.load(scripted.Engine(), version=3)) as server,
-    connected(server) as sampler,
-    pytest.raises(errors.PublicationError, match='must exceed the active'),
-  ):
-    sampler.publish(scripted.params(9.0), version)
-
-
-def test_refused_parameters_leave_the_old_version():
-  engine = scripted.load(scripted.Engine())
-  with serving(engine) as server, connected(server) as sampler:
-    with pytest.raises(errors.PublicationError, match=r'w has shape \(3,\)'):
-      sampler.publish({'w': np.zeros(3, np.float32)}, 1)
-    sampler.submit([scripted.request(1, version=0)])
-    assert sampler.next(WAIT_S).status == OK
-
-
-def parts(data, **header):
-  fields = {
-    'policy_version': 1,
-    'weights_checksum': weights.checksum(data),
-    'size_bytes': len(data),
-  }
-  yield sampler_pb2.PublishPart(
-    header=sampler_pb2.PublishHeader(**{**fields, **header})
-  )
-  yield sampler_pb2.PublishPart(data=data[:10])
-  yield sampler_pb2.PublishPart(data=data[10:])
-
-
-@pytest.mark.parametrize(
-  'header, code, words',
-  [
-    ({'weights_checksum': '0' * 64}, 'DATA_LOSS', 'sha256'),
-    ({'size_bytes': 10_000}, 'DATA_LOSS', 'bytes arrived of 10000'),
-    ({'policy_version': 0}, 'FAILED_PRECONDITION', 'must exceed'),
-  ],
-)
-def test_damaged_publication_is_not_staged(header, code, words):
-  data = weights.to_bytes(scripted.params(1.0))
-  with serving() as server, raw_stub(server) as stub:
-    with pytest.raises(grpc.RpcError) as caught:
-      stub.Publish(parts(data, **header), timeout=WAIT_S)
-    assert caught.value.code().name == code
-    assert words in caught.value.details()
-    with pytest.raises(grpc.RpcError) as caught:
-      stub.Activate(
-        sampler_pb2.ActivateRequest(
-          policy_version=1, weights_checksum=weights.checksum(data)
-        ),
-        timeout=WAIT_S,
-      )
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert 'is not staged' in caught.value.details()
-
-
-def test_publication_without_a_header_is_refused():
-  with serving() as server, raw_stub(server) as stub:
-    with pytest.raises(grpc.RpcError) as caught:
-      stub.Publish(iter([sampler_pb2.PublishPart(data=b'x')]), timeout=WAIT_S)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_publisher_that_dies_between_the_phases_leaves_the_old_version():
-  data = weights.to_bytes(scripted.params(1.0))
-  with serving() as server:
-    with raw_stub(server) as stub:
-      reply = stub.Publish(parts(data), timeout=WAIT_S)
-      assert reply.weights_checksum == weights.checksum(data)
-    with connected(server) as sampler:
-      assert sampler.service.active_policy_version == 0
-      sampler.submit([scripted.request(1, version=0)])
-      assert sampler.next(WAIT_S).policy_version == 0
-      sampler.submit([scripted.request(2, version=1)])
-      assert sampler.next(WAIT_S).status == types.Status.STALE
-
-
-def test_activation_drains_every_accepted_request_first():
-  engine = scripted.load(scripted.Engine(step_s=0.01))
-  with serving(engine) as server, connected(server) as sampler:
-    sampler.submit([scripted.request(n, 'win-5') for n in range(6)])
-    collect(sampler, 1)
-    sampler.publish(scripted.params(1.0), 1)
-    results = collect(sampler, 5)
-    assert {(r.status, r.policy_version) for r in results} == {(OK, 0)}
-
-
-def test_activation_that_cannot_drain_in_time_is_given_up():
-  engine = scripted.load(scripted.Engine(step_s=0.05))
-  with (
-    serving(engine) as server,
-    connected(server, publish_deadline_s=0.2) as sampler,
-  ):
-    sampler.submit([scripted.request(n, 'endless') for n in range(4)])
-    wait_until(lambda: engine.num_open)
-    with pytest.raises(errors.PublicationError, match='DEADLINE_EXCEEDED'):
-      sampler.publish(scripted.params(1.0), 1)
-    assert {r.policy_version for r in collect(sampler, 4)} == {0}
-    assert [version for version, _ in engine.loaded] == [0]
-
-
-def test_before_the_first_publication_everything_is_stale():
-  with serving(scripted.Engine()) as server, connected(server) as sampler:
-    assert sampler.service.active_policy_version == -1
-    sampler.submit([scripted.request(1)])
-    assert sampler.next(WAIT_S).status == types.Status.STALE
-    sampler.publish(scripted.params(1.0), 0)
-    sampler.submit([scripted.request(1)])
-    assert sampler.next(WAIT_S).status == OK
-
-
 def test_finished_results_wait_for_a_client_that_lost_its_stream():
   engine = scripted.load(scripted.Engine())
   with serving(engine) as server:
-    with connected(server) as first:
-      first.submit([scripted.request(1), scripted.request(2)])
-      # Both have finished here, and only r1 or r2 is acknowledged.
-      taken = first.next(WAIT_S).request_id
+    with raw_stub(server.address), raw_stream(server.address, 1, 2) as arrivals:
+      # Both have finished here, and neither is acknowledged.
+      assert arrivals.get(timeout=WAIT_S).request_id in ('r1', 'r2')
       wait_until(lambda: len(engine.histories) == 2)
       ended = list(engine.histories)
-    other = {'r1': 2, 'r2': 1}[taken]
-    with connected(server) as second:
-      second.submit([scripted.request(other)])
-      assert second.next(WAIT_S).request_id == f'r{other}'
+    with raw_stream(server.address, 2, 1) as arrivals:
+      again = [arrivals.get(timeout=WAIT_S).request_id for _ in range(2)]
+      assert again == ['r2', 'r1']
     assert engine.histories == ended
 
 
@@ -273,15 +106,17 @@ def test_reconnecting_client_gets_each_answer_once():
 def test_requests_nobody_claims_are_cancelled():
   engine = scripted.load(scripted.Engine(num_slots=1, step_s=0.05))
   sampling = dataclasses.replace(scripted.SAMPLING, max_turns=10_000)
-  with serving(engine, orphan_grace_s=0.0) as server:
-    with connected(server) as first:
-      first.submit(
-        [scripted.request(n, 'endless', sampling=sampling) for n in (1, 2)]
-      )
-      wait_until(lambda: engine.num_open)
-    with connected(server) as second:
-      second.submit([scripted.request(3, 'win-1')])
-      assert second.next(WAIT_S).request_id == 'r3'
+  with (
+    serving(engine, orphan_grace_s=0.0) as server,
+    connected(server) as sampler,
+  ):
+    sampler.submit(
+      [scripted.request(n, 'endless', sampling=sampling) for n in (1, 2)]
+    )
+    wait_until(lambda: engine.num_open)
+    sampler.reconnect(WAIT_S)
+    sampler.submit([scripted.request(3, 'win-1')])
+    assert sampler.next(WAIT_S).request_id == 'r3'
     # r2 waited for the one slot and was never begun.
     assert len(engine.histories) == 2
 
@@ -298,27 +133,37 @@ def test_service_refuses_more_than_it_takes():
   engine = scripted.load(scripted.Engine(num_slots=3, step_s=0.05))
   with (
     serving(engine, max_pending=3) as server,
-    connected(server) as first,
-    connected(server) as second,
+    connected(server) as sampler,
   ):
-    first.submit([scripted.request(n, 'endless') for n in range(3)])
+    sampler.submit([scripted.request(n, 'endless') for n in range(3)])
     wait_until(lambda: engine.num_open == 3)
-    second.submit([scripted.request(9)])
+    name = sampler.session_id
+    with raw_stream(server.address, 9, session_id=name) as arrivals:
+      ended = arrivals.get(timeout=WAIT_S)
+      assert ended.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+      assert 'max_pending is 3' in ended.reason
+    assert len(collect(sampler, 3)) == 3
+
+
+def test_more_than_the_service_takes_is_queue_full_at_the_client():
+  engine = scripted.load(scripted.Engine(step_s=0.05))
+  with serving(engine, max_pending=3) as server, connected(server) as sampler:
+    sampler.service = dataclasses.replace(sampler.service, max_pending=99)
+    sampler.submit([scripted.request(n, 'endless') for n in range(4)])
     with pytest.raises(errors.QueueFull, match=r'RESOURCE_EXHAUSTED.*is 3'):
-      second.next(WAIT_S)
-    assert len(collect(first, 3)) == 3
+      sampler.next(WAIT_S)
 
 
 def test_one_id_for_two_requests_is_invalid():
   engine = scripted.load(scripted.Engine(step_s=0.1))
-  with serving(engine) as server, connected(server) as first:
-    first.submit([scripted.request(1, 'endless')])
+  with serving(engine) as server, connected(server) as sampler:
+    sampler.submit([scripted.request(1, 'endless')])
     wait_until(lambda: engine.num_open)
-    with connected(server) as second:
-      second.submit([scripted.request(1, 'win-1')])
-      result = second.next(WAIT_S)
-      assert result.status == types.Status.INVALID
-      assert 'request_id of request r1 is in use' in result.detail
+    name = sampler.session_id
+    with raw_stream(server.address, 1, session_id=name) as arrivals:
+      reply = arrivals.get(timeout=WAIT_S)
+      assert reply.status == sampler_pb2.STATUS_INVALID
+      assert 'request_id of request r1 is in use' in reply.detail
 
 
 def test_foreign_requests_are_checked():
@@ -326,16 +171,20 @@ def test_foreign_requests_are_checked():
     request=sampler_pb2.Request(request_id='q', task_id='win-1', seed=1)
   )
   nameless = sampler_pb2.RolloutMessage(request=sampler_pb2.Request())
-  with serving() as server, raw_stub(server) as stub:
-    call = stub.Rollout(iter([bad]), timeout=WAIT_S)
+  with serving() as server, raw_stub(server.address) as stub:
+    call = stub.Rollout(iter([scripted.OPENING, bad]), timeout=WAIT_S)
     reply = next(call).trajectory
     assert reply.status == sampler_pb2.STATUS_INVALID
     assert 'sampling.temperature' in reply.detail
-    for message in (nameless, sampler_pb2.RolloutMessage()):
-      call = stub.Rollout(iter([message]), timeout=WAIT_S)
+    absent = sampler_pb2.RolloutMessage()
+    for message in (nameless, absent, scripted.OPENING):
+      call = stub.Rollout(iter([scripted.OPENING, message]), timeout=WAIT_S)
       with pytest.raises(grpc.RpcError) as caught:
         next(call)
       assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as caught:
+      next(stub.Rollout(iter([bad]), timeout=WAIT_S))
+    assert 'allowed: opening' in caught.value.details()
 
 
 def test_garbage_on_the_wire_hurts_nobody_else():

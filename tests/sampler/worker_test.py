@@ -1,6 +1,7 @@
 """The worker takes commands in their order, switches included."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 
@@ -36,6 +37,7 @@ class Desk:
   def switch(self, value, version, timeout_s=WAIT_S):
     activation = worker.Activation(
       worker.Snapshot(version, 'sum', scripted.params(value)),
+      self.book,
       time.monotonic() + timeout_s,
     )
     self.worker.send(activation)
@@ -123,6 +125,48 @@ def test_a_request_cancelled_before_its_turn_is_not_run():
     pass
   assert desk.outcomes() == {'r1': (OK, 0), 'r2': (OK, 0)}
   assert len(desk.engine.histories) == 2
+
+
+def test_a_new_ledger_overtakes_all_that_the_old_one_waits_for():
+  desk = Desk(scripted.Engine(num_slots=1))
+  old, answers = desk.book, []
+  for number in (1, 2):
+    ghost = scripted.request(number, 'win-3')
+    old.claim(ghost, answers.append)
+    desk.worker.send(ghost)
+  waiting = desk.switch(1.0, 7)
+  desk.book = old.blank()
+  done = desk.worker.take_over(desk.book)
+  desk.ask(scripted.request(1, 'win-1', version=0))
+  second = desk.switch(2.0, 0)
+  desk.ask(scripted.request(2, 'win-1', version=0))
+  with desk.run():
+    assert done.wait(WAIT_S)
+  assert waiting.refusal == 'its session has ended'
+  assert second.refusal == ''
+  assert answers == []
+  # Nothing is active until the new ledger's own switch.
+  assert desk.outcomes() == {'r1': (STALE, -1), 'r2': (OK, 0)}
+  assert desk.engine.loaded == [(0, [0.5, -0.5]), (0, [2.0, -2.0])]
+
+
+def test_a_new_ledger_ends_what_is_running():
+  desk = Desk(scripted.Engine(max_context=10**6, step_s=0.001))
+  endless = dataclasses.replace(scripted.SAMPLING, max_turns=10_000)
+  ghost = scripted.request(1, 'endless', sampling=endless)
+  desk.book.claim(ghost, print)
+  desk.worker.send(ghost)
+  waiting = desk.switch(1.0, 1)
+  thread = threading.Thread(target=desk.worker.run)
+  thread.start()
+  scripted.wait_until(lambda: desk.engine.num_open)
+  assert desk.worker.take_over(desk.book.blank()).wait(WAIT_S)
+  assert desk.engine.num_open == 0
+  assert desk.worker.active == (-1, '')
+  assert waiting.done.wait(WAIT_S)
+  assert waiting.refusal == 'its session has ended'
+  desk.worker.stop()
+  thread.join(WAIT_S)
 
 
 def test_engine_failures_reach_the_caller():

@@ -1,0 +1,111 @@
+"""The decoder and the household games behind the real service."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from spopp_jax import types
+from spopp_jax.envs import household
+from spopp_jax.models import dense, parameters, tokenizer
+from spopp_jax.sampler import (
+  base,
+  client,
+  engine,
+  handshake,
+  in_process,
+  rollout,
+  service,
+)
+
+CONTEXT = 256
+SAMPLING = types.SamplingParams(max_turn_tokens=4, max_turns=3)
+
+
+@pytest.fixture
+def world():
+  """Returns the sizes of a small decoder, tasks, and both joined."""
+  tasks = household.load_tasks(num_tasks=3, seed=1, size='small')
+  words = tokenizer.WordTokenizer.build(
+    [tasks.make(name).reset() for name in tasks.task_ids]
+    + ['Nothing happens. go to take from look inventory']
+  )
+  config = dense.DecoderConfig(
+    vocab_size=words.vocab_size,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    intermediate_size=32,
+  )
+  # One compiled shape, so that company does not change a slot's rounding.
+  decoder = engine.DecodeEngine(
+    config,
+    num_slots=2,
+    max_context=CONTEXT,
+    max_turn_tokens=SAMPLING.max_turn_tokens,
+    end_id=words.end_id,
+    feed_buckets=(64,),
+    attend_multiple=CONTEXT,
+  )
+  return config, rollout.RolloutDriver(decoder, tasks, words)
+
+
+def ask(sampler, params, version, requests):
+  """Returns the snapshot's checksum and the answers by id."""
+  checksum = sampler.publish(params, version)
+  sampler.submit(requests)
+  answers = [sampler.next(60.0) for _ in requests]
+  return checksum, {answer.request_id: answer for answer in answers}
+
+
+def test_the_network_changes_no_bit(world):
+  config, driver = world
+  draw = np.random.default_rng(3)
+  params = {
+    name: draw.normal(0.0, 0.3, value.shape).astype(np.float32)
+    for name, value in parameters.graph(config)[1].items()
+  }
+  requests = [
+    base.Request(f'r{n}', task_id, 2, 100 + n, SAMPLING)
+    for n, task_id in enumerate([*driver.tasks.task_ids] * 2)
+  ]
+  local = in_process.InProcessSampler(driver)
+  checksum, expected = ask(local, params, 2, requests)
+  driver.forget()
+  server = service.serve(
+    driver, model_fingerprint=parameters.fingerprint(config)
+  )
+  sampler = client.SamplerClient(
+    server.address,
+    handshake.Expectation(
+      tokenizer_fingerprint=driver.template.fingerprint,
+      model_fingerprint=parameters.fingerprint(config),
+      tasks_fingerprint=rollout.tasks_fingerprint(driver.tasks.task_ids),
+      max_context_tokens=CONTEXT,
+    ),
+  )
+  try:
+    theirs, answers = ask(sampler, params, 2, requests)
+  finally:
+    sampler.close()
+    server.stop()
+  assert theirs == checksum
+  assert answers.keys() == expected.keys()
+  for request in requests:
+    answer = answers[request.request_id]
+    assert answer.status == types.Status.OK, answer.detail
+    assert (answer.policy_version, answer.weights_checksum) == (2, checksum)
+    assert answer.num_turns == 3
+    assert answer.num_actions == answer.action_mask.sum() > 0
+    assert (answer.behaviour_logprobs[answer.action_mask] < 0).all()
+    for field in dataclasses.fields(answer):
+      if field.name != 'seconds':
+        np.testing.assert_array_equal(
+          getattr(answer, field.name),
+          getattr(expected[request.request_id], field.name),
+          err_msg=field.name,
+        )
+  # The seed tells two episodes of one task apart.
+  assert not np.array_equal(answers['r0'].tokens, answers['r3'].tokens)
