@@ -7,8 +7,9 @@ lists of buckets: how many tokens are fed, how much of the cache is read.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +72,8 @@ class DecodeEngine:
     self._attend_multiple = attend_multiple
     self._slots: dict[int, _Slot] = {}
     self._parameters: dict[str, jax.Array] = {}
+    self._caches = self._empty_caches()
     graphdef, _ = parameters.graph(config)
-    self._caches = parameters.bind(
-      graphdef, parameters.initial(config, 0)
-    ).empty_caches(num_slots, max_context)
     self._advance = jax.jit(
       functools.partial(
         _advance,
@@ -89,13 +88,18 @@ class DecodeEngine:
   def load(
     self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
   ) -> None:
-    """Takes new parameters; RuntimeError while a slot is open."""
+    """Takes new parameters; RuntimeError while a slot is open.
+
+    Caches start anew: a NaN that earlier parameters left in a cache would
+    reach every later episode of its slot, since 0 * NaN is NaN.
+    """
     if self._slots:
       raise RuntimeError(
         f'parameters cannot change while {len(self._slots)} episodes are open'
       )
     parameters.check(self._config, params)
     self._parameters = {k: jnp.asarray(v) for k, v in params.items()}
+    self._caches = self._empty_caches()
     self.policy_version = version
     self.weights_checksum = checksum
 
@@ -105,8 +109,10 @@ class DecodeEngine:
     """Starts an episode; ValueError on parameters the engine cannot honour."""
     if slot in self._slots:
       raise ValueError(f'slot {slot} is already open')
-    if sampling.temperature <= 0:
-      raise ValueError(f'temperature ({sampling.temperature}) must be positive')
+    if not 0 < sampling.temperature < math.inf:
+      raise ValueError(
+        f'temperature ({sampling.temperature}) must be positive and finite'
+      )
     if sampling.top_p != 1.0 or sampling.top_k != 0:
       raise ValueError(
         f'this engine samples the whole vocabulary: top_p ({sampling.top_p}) '
@@ -120,8 +126,10 @@ class DecodeEngine:
     self._slots[slot] = _Slot(seed=seed, sampling=sampling)
 
   def append(self, slot: int, tokens: np.ndarray) -> None:
-    """Queues ids; ValueError when they leave no room to generate."""
+    """Queues ids; ValueError when none or no room to generate is left."""
     state = self._slots[slot]
+    if len(tokens) == 0:
+      raise ValueError(f'slot {slot} needs at least one token to go on')
     if len(tokens) >= self.context_left(slot):
       raise ValueError(
         f'{len(tokens)} tokens leave no room in slot {slot}: '
@@ -166,7 +174,7 @@ class DecodeEngine:
         budget[slot] = min(
           state.sampling.max_turn_tokens, self.max_context - state.length
         )
-    self._caches, *sampled = self._advance(
+    self._caches, turns = self._advance(
       self._parameters,
       self._caches,
       feed,
@@ -177,12 +185,11 @@ class DecodeEngine:
       temperature,
       attend_length=self._attend_length(start, fed, budget),
     )
-    tokens, logprobs, counts, ended = (np.asarray(x) for x in sampled)
-    return [
-      self._end_turn(slot, tokens, logprobs, int(counts[slot]), ended)
-      for slot in active
-      if budget[slot]
-    ]
+    turns = jax.device_get(turns)
+    return [self._end_turn(slot, turns) for slot in active if budget[slot]]
+
+  def _empty_caches(self) -> tuple[dense.KVCache, ...]:
+    return dense.empty_caches(self._config, self.num_slots, self.max_context)
 
   def _attend_length(
     self, start: np.ndarray, fed: np.ndarray, budget: np.ndarray
@@ -191,26 +198,38 @@ class DecodeEngine:
     rounded = -(-needed // self._attend_multiple) * self._attend_multiple
     return min(rounded, self.max_context)
 
-  def _end_turn(
-    self,
-    slot: int,
-    tokens: np.ndarray,
-    logprobs: np.ndarray,
-    count: int,
-    ended: np.ndarray,
-  ) -> base.Turn:
+  def _end_turn(self, slot: int, turns: '_Turns') -> base.Turn:
     state = self._slots[slot]
     state.generating = False
+    count = int(turns.counts[slot])
     turn = base.Turn(
       slot=slot,
-      tokens=tokens[slot, :count].copy(),
-      logprobs=logprobs[slot, :count].copy(),
-      ended=bool(ended[slot]),
+      tokens=np.array(turns.tokens[slot, :count]),
+      logprobs=np.array(turns.logprobs[slot, :count]),
+      ended=bool(turns.ended[slot]),
     )
     # The last sampled token is not in the cache yet: it leads the next feed.
     state.length += count - 1
     state.queue = [int(turn.tokens[-1])]
     return turn
+
+
+class _Turns(NamedTuple):
+  """What one call samples for each slot.
+
+  Attributes:
+    tokens: [B, K] int32; 0 beyond the turn.
+    logprobs: [B, K] float32 nats; 0 beyond the turn.
+    counts: [B] int32; tokens of the turn so far.
+    ended: [B] bool; the last one is the end token.
+    alive: [B] bool; more will be sampled.
+  """
+
+  tokens: jax.Array
+  logprobs: jax.Array
+  counts: jax.Array
+  ended: jax.Array
+  alive: jax.Array
 
 
 def _advance(
@@ -227,8 +246,10 @@ def _advance(
   end_id: int,
   max_turn_tokens: int,
   attend_length: int,
-) -> tuple[Any, ...]:
+) -> tuple[tuple[dense.KVCache, ...], _Turns]:
   """Feeds `feed` and samples up to `budget` tokens a slot.
+
+  The last token of a turn is sampled but not fed: the next call feeds it.
 
   Args:
     params: the decoder's parameters by name.
@@ -245,8 +266,7 @@ def _advance(
     attend_length: static; cache positions read.
 
   Returns:
-    caches, tokens [B, K] int32, logprobs [B, K] float32 nats, counts [B]
-    int32 and ended [B] bool.
+    The caches and what was sampled.
   """
   decoder = parameters.bind(graphdef, params)
   batch, width = feed.shape
@@ -259,47 +279,48 @@ def _advance(
   last = jnp.take_along_axis(
     hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1
   )
-  position = start + fed
+  first = start + fed  # where the first sampled token stands
   keys = jax.vmap(jax.random.key)(seed)
 
-  def sample(logits, position):
+  def sample(step, logits, turns):
     logprobs = jax.nn.log_softmax(logits / temperature[:, None])
-    step_keys = jax.vmap(jax.random.fold_in)(keys, position)
-    tokens = jax.vmap(jax.random.categorical)(step_keys, logprobs)
-    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
-    return tokens.astype(jnp.int32), chosen
+    step_keys = jax.vmap(jax.random.fold_in)(keys, first + step)
+    token = jax.vmap(jax.random.categorical)(step_keys, logprobs)
+    chosen = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
+    alive, ended = turns.alive, turns.alive & (token == end_id)
+    counts = turns.counts + alive
+    return _Turns(
+      tokens=turns.tokens.at[:, step].set(jnp.where(alive, token, 0)),
+      logprobs=turns.logprobs.at[:, step].set(jnp.where(alive, chosen, 0.0)),
+      counts=counts,
+      ended=turns.ended | ended,
+      alive=alive & ~ended & (counts < budget),
+    )
 
   def more(carry):
-    step, alive = carry[0], carry[1]
-    return (step < max_turn_tokens) & alive.any()
+    _, turns, _ = carry
+    return turns.alive.any()
 
-  def one(carry):
-    step, alive, ended, logits, caches, tokens, logprobs, counts = carry
-    token, chosen = sample(logits, position + step)
-    tokens = tokens.at[:, step].set(jnp.where(alive, token, 0))
-    logprobs = logprobs.at[:, step].set(jnp.where(alive, chosen, 0.0))
-    counts = counts + alive
-    ended = ended | (alive & (token == end_id))
-    alive = alive & (token != end_id) & (counts < budget)
+  def extend_and_sample(carry):
+    step, turns, caches = carry
+    token = jax.lax.dynamic_slice_in_dim(turns.tokens, step - 1, 1, axis=1)
     # Ended slots feed nothing: their position lies beyond the cache.
-    where = jnp.where(alive, position + step, absent)
+    position = jnp.where(turns.alive, first + step - 1, absent)
     hidden, caches = decoder.extend(
-      token[:, None], where[:, None], caches, attend_length
+      token, position[:, None], caches, attend_length
     )
-    logits = decoder.logits(hidden[:, 0])
-    return step + 1, alive, ended, logits, caches, tokens, logprobs, counts
+    turns = sample(step, decoder.logits(hidden[:, 0]), turns)
+    return step + 1, turns, caches
 
-  initial = (
-    jnp.int32(0),
-    budget > 0,
-    jnp.zeros(batch, bool),
-    decoder.logits(last[:, 0]),
-    caches,
-    jnp.zeros((batch, max_turn_tokens), jnp.int32),
-    jnp.zeros((batch, max_turn_tokens), jnp.float32),
-    jnp.zeros(batch, jnp.int32),
+  none = _Turns(
+    tokens=jnp.zeros((batch, max_turn_tokens), jnp.int32),
+    logprobs=jnp.zeros((batch, max_turn_tokens), jnp.float32),
+    counts=jnp.zeros(batch, jnp.int32),
+    ended=jnp.zeros(batch, bool),
+    alive=budget > 0,
   )
-  _, _, ended, _, caches, tokens, logprobs, counts = jax.lax.while_loop(
-    more, one, initial
+  turns = sample(0, decoder.logits(last[:, 0]), none)
+  _, turns, caches = jax.lax.while_loop(
+    more, extend_and_sample, (jnp.int32(1), turns, caches)
   )
-  return caches, tokens, logprobs, counts, ended
+  return caches, turns
