@@ -19,7 +19,7 @@ from spopp_jax.sampler import worker as worker_lib
 _logger = logging.getLogger(__name__)
 
 # A runner that has just ended may be known to have only a moment later.
-_FAREWELL_S = 0.5
+_FAREWELL_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
