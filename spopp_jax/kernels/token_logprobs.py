@@ -34,8 +34,11 @@ def token_logprobs(
   chex.assert_equal_shape_prefix([logits, tokens, mask], 2)
   if temperature <= 0:
     raise ValueError(f'temperature ({temperature}) must be positive')
-  scaled = logits[:, :-1].astype(jnp.float32) / temperature
-  chosen = jnp.take_along_axis(scaled, tokens[:, 1:, None], axis=-1)[..., 0]
-  logprobs = chosen - jax.nn.logsumexp(scaled, axis=-1)
+  scaled = jnp.asarray(logits[:, :-1], jnp.float32) / temperature
+  # Shifted first: a difference of large numbers would lose its digits.
+  top = jax.lax.stop_gradient(scaled.max(axis=-1, keepdims=True))
+  shifted = scaled - top
+  chosen = jnp.take_along_axis(shifted, tokens[:, 1:, None], axis=-1)[..., 0]
+  logprobs = chosen - jnp.log(jnp.exp(shifted).sum(axis=-1))
   logprobs = jnp.pad(logprobs, ((0, 0), (1, 0)))
   return jnp.where(mask, logprobs, 0.0)
