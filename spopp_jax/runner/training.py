@@ -110,6 +110,8 @@ class Training:
         f'no rollout of step {self.step} is usable; the warnings above and '
         "the sampler's log say why"
       )
+    # The deal must not depend on who finished first.
+    batch = sorted(batch, key=lambda item: item.ticket.request_id)
     c = self.config.learner
     return packing.pack(
       [item.trajectory for item in batch],
