@@ -103,7 +103,7 @@ def test_counts_survive_the_file(tmp_path):
 def test_counts_of_other_tasks_are_refused(tmp_path, tasks):
   path = tmp_path / 'offline.json'
   measure().write(path)
-  with pytest.raises(checkpoint.CheckpointError, match='offline.json speaks'):
+  with pytest.raises(checkpoint.CheckpointError, match=r'offline\.json speaks'):
     estimate.read(path, tasks)
 
 

@@ -1,0 +1,209 @@
+"""The order of things in a step, seen in whole runs without a network."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny_world
+
+from spopp_jax import types
+from spopp_jax.learner import update
+from spopp_jax.runner import metrics, training
+from spopp_jax.tracker import offline_evidence
+
+RETENTION = 0.875
+
+
+def trained(trajectories):
+  """Returns those of training requests, in waves of 8."""
+  found = [t for t in trajectories if t.request_id.startswith('train-')]
+  return [found[i : i + 8] for i in range(0, len(found), 8)]
+
+
+def counts(result):
+  version = result.training.policy_version
+  return result.training.evidence.counts(result.before.task_ids, version)
+
+
+def lags(result):
+  records = metrics.read_metrics(result.directory)
+  return [record['lag_events'] for record in records]
+
+
+def versions(sampler):
+  return [{t.policy_version for t in w} for w in trained(sampler.returned)]
+
+
+def test_overlapping_updates_lag_by_one(finished):
+  assert lags(finished.result) == [0, 1, 1, 1]
+  # The last wave is dispatched before the run knows that it is the last step.
+  assert versions(finished.sampler) == [{0}, {0}, {1}, {2}, {3}]
+  # The last parameters are published for the evaluation.
+  assert finished.sampler.versions == [0, 1, 2, 3, 4]
+  after = finished.result.after.trajectories
+  assert {t.policy_version for t in after} == {4}
+
+
+def test_synchronous_updates_do_not_lag(load):
+  result, sampler = tiny_world.watched(
+    load('dispatch.max_lag_events=0', 'run.steps=2')
+  )
+  assert lags(result) == [0, 0]
+  assert versions(sampler) == [{0}, {1}, {2}]
+  assert sampler.versions == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+  'max_lag, expected',
+  [
+    (1, 'submit, submit update, publish submit update, publish submit update'),
+    (0, 'submit, update publish submit, update publish submit'),
+  ],
+)
+def test_order_of_publication_dispatch_and_update(
+  load, monkeypatch, max_lag, expected
+):
+  events = []
+
+  class Noted(tiny_world.Watched):
+    def submit(self, requests):
+      if requests[0].request_id.startswith('train-'):
+        events.append('submit')
+      super().submit(requests)
+
+    def publish(self, params, version):
+      if version:
+        events.append('publish')
+      return super().publish(params, version)
+
+  original = update.Learner.update
+  monkeypatch.setattr(
+    update.Learner,
+    'update',
+    lambda *args: events.append('update') or original(*args),
+  )
+  steps = expected.count('update')
+  tiny_world.run(
+    load(f'run.steps={steps}', f'dispatch.max_lag_events={max_lag}'), Noted
+  )
+  # With overlap the evaluation needs one more publication.
+  expected = expected.replace(',', '').split() + ['publish'] * max_lag
+  assert events == expected
+
+
+def test_late_trajectories_are_not_trained_on_but_are_evidence(finished):
+  for record in metrics.read_metrics(finished.result.directory):
+    assert (record['trajectories'], record['late_trajectories']) == (6, 2)
+  success, failure = counts(finished.result)
+  # Offline mass 8 a task; four waves, read at version 4.
+  mass = RETENTION**4 * (8 * 10 + 2 * 8) + (RETENTION**3 + RETENTION**2) * 8
+  np.testing.assert_allclose((success + failure).sum(), mass, rtol=1e-12)
+
+
+def test_evidence_of_consumed_outcomes_leaves_the_late_ones_out(load):
+  result, _ = tiny_world.watched(
+    load('run.steps=1', 'dispatch.evidence_from=consumed')
+  )
+  success, failure = counts(result)
+  mass = RETENTION * (8 * 10 + 6)
+  np.testing.assert_allclose((success + failure).sum(), mass, rtol=1e-12)
+
+
+def offline(result):
+  before = result.before
+  return offline_evidence.jeffreys(before.successes, before.rollouts)
+
+
+def test_outcomes_are_filed_under_the_version_that_generated_them(finished):
+  result = finished.result
+  success, failure = (RETENTION**4 * evidence for evidence in offline(result))
+  row = {task: i for i, task in enumerate(result.before.task_ids)}
+  rewards = set()
+  for wave in trained(finished.sampler.returned)[:4]:
+    for t in wave:
+      weight = RETENTION ** (4 - t.policy_version)
+      success[row[t.task_id]] += weight * t.reward
+      failure[row[t.task_id]] += weight * (1 - t.reward)
+      rewards.add(t.reward)
+  assert rewards == {0.0, 1.0}
+  np.testing.assert_allclose(
+    counts(result), (success, failure), rtol=1e-12, atol=1e-12
+  )
+
+
+def test_values_frozen_at_dispatch_are_trained_on(finished):
+  result = finished.result
+  record = metrics.read_metrics(result.directory)[0]
+  success, failure = offline(result)
+  row = {task: i for i, task in enumerate(result.before.task_ids)}
+  batch = [row[t.task_id] for t in trained(finished.sampler.returned)[0][:6]]
+  values = (success / (success + failure))[batch]
+  np.testing.assert_allclose(record['value_mean'], values.mean(), rtol=1e-12)
+
+
+def test_completion_order_does_not_change_event_time_evidence(load):
+  found, orders = [], []
+  for seed in range(2):
+    sampler = None
+
+    def wrap(inner, seed=seed):
+      nonlocal sampler
+      sampler = tiny_world.Shuffled(inner, seed)
+      return sampler
+
+    result = tiny_world.run(load('run.steps=1', f'run.name=seed-{seed}'), wrap)
+    found.append(counts(result))
+    orders.append([t.request_id for t in trained(sampler.returned)[0]])
+  assert sorted(orders[0]) == sorted(orders[1])
+  assert orders[0] != orders[1]
+  np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
+
+
+def test_an_episode_cut_by_the_context_is_trained_on_as_a_failure(load):
+  def cut(t):
+    if t.request_id.startswith('train-') and t.request_id.endswith('0'):
+      return dataclasses.replace(
+        t, status=types.Status.CONTEXT_LIMIT, reward=float('nan')
+      )
+    return t
+
+  result = tiny_world.run(
+    load('run.steps=1'), lambda inner: tiny_world.Watched(inner, cut)
+  )
+  (record,) = metrics.read_metrics(result.directory)
+  assert record['status/context_limit'] == 1
+  assert np.isfinite(record['loss'])
+
+
+def test_gradients_that_are_not_finite_stop_the_run_after_saving(load):
+  def poison(t):
+    number = t.request_id.removeprefix('train-')
+    if number.isdigit() and int(number) >= 8:
+      logprobs = np.where(t.action_mask, np.nan, 0).astype(np.float32)
+      return dataclasses.replace(t, behaviour_logprobs=logprobs)
+    return t
+
+  config = load('run.steps=9')
+  with pytest.raises(training.TrainingStopped) as caught:
+    tiny_world.run(config, lambda inner: tiny_world.Watched(inner, poison))
+  directory = tiny_world.directory(config)
+  records = metrics.read_metrics(directory)
+  # Two minibatches a step: two in a row at step 1, four at step 2.
+  assert [record['skipped_in_a_row'] for record in records] == [0, 2, 4]
+  for words in ('at step 2', 'metrics.jsonl', 'learning_rate'):
+    assert words in str(caught.value)
+  saved = tiny_world.checkpoint(config)
+  assert saved.step == 3
+  assert records[0]['skipped_update'] == 0
+  assert all(np.isfinite(v).all() for v in saved.arrays['published'].values())
+  assert int(saved.arrays['state'].updates) == 2
+
+
+def test_a_step_without_a_usable_rollout_stops_the_run(load):
+  def fail(t):
+    if t.request_id.startswith('train-'):
+      return dataclasses.replace(t, status=types.Status.ENV_ERROR, reward=0.0)
+    return t
+
+  with pytest.raises(training.TrainingStopped, match='no rollout of step 0'):
+    tiny_world.run(load(), lambda inner: tiny_world.Watched(inner, fail))
