@@ -125,7 +125,7 @@ def train_policy(
     optax.clip_by_global_norm(1.0),
     optax.adamw(
       optax.warmup_cosine_decay_schedule(
-        0.0, c.learning_rate, max(1, c.steps // 20), c.steps
+        0.0, c.learning_rate, min(max(1, c.steps // 20), c.steps - 1), c.steps
       ),
       b2=0.99,
       weight_decay=0.0,

@@ -56,8 +56,8 @@ def read(path: pathlib.Path, task_ids: Sequence[str]) -> Estimate:
     rows = json.loads(path.read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
     raise checkpoint.CheckpointError(
-      f'cannot read the offline outcomes {path}: {error}; start the run again '
-      'without --config.run.resume=True'
+      f'cannot read the offline outcomes {path}: {error}; to measure them '
+      'anew start without --config.run.resume=True and --config.offline.path'
     ) from error
   if list(rows) != list(task_ids):
     raise checkpoint.CheckpointError(
