@@ -207,11 +207,12 @@ def _update(
 
   def step(state, inputs):
     rows, proximal = inputs
-    (_, (count, sums, proximal)), grads = jax.value_and_grad(
+    (value, (count, sums, proximal)), grads = jax.value_and_grad(
       loss, has_aux=True
     )(state.params, batch._replace(**rows), proximal)
     grad_norm = optax.tree.norm(grads)
-    state, skipped = _apply(optimizer, state, grads, grad_norm, count)
+    finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+    state, skipped = _apply(optimizer, state, grads, finite, count)
     return state, (count, sums, proximal, grad_norm, skipped)
 
   state, (counts, sums, proximal, grad_norms, skipped) = jax.lax.scan(
@@ -229,9 +230,8 @@ def _update(
   return state, metrics
 
 
-def _apply(optimizer, state, grads, grad_norm, count):
+def _apply(optimizer, state, grads, finite, count):
   """One optimizer step, or none when there is nothing sound to apply."""
-  finite = jnp.isfinite(grad_norm)
   usable = finite & (count > 0)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   stepped = state_lib.LearnerState(
