@@ -140,9 +140,9 @@ def train_policy(
     unit='step',
     disable=not config.run.progress,
   )
-  for _ in bar:
+  for step in bar:
     state, loss = learner.update(state, next(batches))
-    if bar.n % 20 == 0:
+    if step % 20 == 0:
       bar.set_postfix(nats=f'{float(loss):.3f}')
   return policy_files.Policy(
     model, {k: np.asarray(v) for k, v in state.params.items()}, tokenizer
