@@ -1,0 +1,77 @@
+import pathlib
+import sys
+
+import pytest
+import tiny_world
+
+from spopp_jax import envs
+from spopp_jax.models import policy_files
+from spopp_jax.runner import config as config_lib
+from spopp_jax.runner import sampling
+from spopp_jax.sampler import errors
+
+
+def served(config):
+  """Returns the settings that the service of a run would parse."""
+  program, script, *words = sampling.serve_command(
+    config, pathlib.Path('policy')
+  )
+  assert program == sys.executable
+  assert pathlib.Path(script).name == 'serve_sampler.py'
+  assert '--policy=policy' in words
+  words.remove('--policy=policy')
+  return config_lib.parse_command_line(['serve_sampler.py', *words])
+
+
+def changed(config):
+  """Changes every setting of a service to another one of its kind."""
+  for name, value in config_lib.leaf_values(config).items():
+    block, _, key = name.rpartition('.')
+    if block in ('environment', 'sampler') and key not in ('name', 'size'):
+      new = {
+        int: lambda v: v + 1,
+        float: lambda v: v + 0.5,
+        str: lambda v: v + 'a path with spaces:1',
+        tuple: lambda v: (*v, 'heat'),
+      }[type(value)](value)
+      config[block][key] = new
+  config.environment.size = 'medium'
+  return config
+
+
+def test_the_service_gets_every_setting_of_its_run(tmp_path):
+  config = changed(tiny_world.load(tmp_path))
+  assert served(config) == config
+
+
+def test_settings_that_hold_only_together_reach_the_service(tmp_path):
+  # The default dispatch asks for more requests than there are tasks here.
+  config = tiny_world.load(tmp_path, 'run.resume=True')
+  assert served(config).environment.num_tasks == 10
+  assert served(config) == config
+
+
+def test_defaults_are_not_said(tmp_path):
+  config = config_lib.load_config(str(tiny_world.ROOT / 'configs/common.py'))
+  words = sampling.serve_command(config, tmp_path)
+  assert not [word for word in words if word.startswith('--config.')]
+
+
+def test_decoding_follows_the_settings(tmp_path):
+  config = tiny_world.load(
+    tmp_path, 'sampler.temperature=0.7', 'environment.step_limit=5'
+  )
+  params = sampling.sampling_params(config)
+  assert (params.temperature, params.max_turn_tokens) == (0.7, 6)
+  assert params.max_turns == 5
+  assert (params.top_p, params.top_k) == (1.0, 0)
+
+
+def test_no_service_at_the_address_is_an_error_in_time(load, tmp_path):
+  config = load('sampler.address=127.0.0.1:1', 'sampler.connect_timeout_s=0.3')
+  policy = policy_files.load(config.cold_start.policy)
+  tasks = envs.load_tasks(config.environment)
+  with pytest.raises(errors.SamplerLost) as caught:
+    sampling.connect(config, policy, tmp_path, tasks)
+  for words in ('127.0.0.1:1', '0.3 s', 'start a sampler there'):
+    assert words in str(caught.value)
