@@ -22,3 +22,28 @@ def vectors():
 def cases():
   """Small inputs that trainers got wrong, with the right results, by id."""
   return json.loads((_GOLDEN / 'cases.json').read_text('utf-8'))
+
+
+@pytest.fixture(scope='session')
+def compiled_programs(tmp_path_factory):
+  """Where programs are kept that one test compiled and others need."""
+  path = tmp_path_factory.getbasetemp() / 'compiled-programs'
+  path.mkdir()
+  return path
+
+
+@pytest.fixture(scope='session')
+def jax_settings():
+  """Undoes what tests change of jax's settings, which hold process-wide."""
+  import jax
+
+  names = [
+    'jax_compilation_cache_dir',
+    'jax_persistent_cache_min_compile_time_secs',
+    'jax_numpy_rank_promotion',
+    'jax_disable_most_optimizations',
+  ]
+  before = {name: jax.config.values[name] for name in names}
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)

@@ -118,9 +118,11 @@ def sampler_of(process):
 
 
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, compiled_programs):
   """A folder with the finished run `first`, made by one command."""
   folder = tmp_path_factory.mktemp('folder')
+  (folder / 'runs').mkdir()
+  (folder / 'runs' / '.compilation_cache').symlink_to(compiled_programs)
   code, said, errors = train(folder, 'first', f'--config.run.steps={STEPS}')
   assert code == 0, errors
   return folder, said

@@ -303,8 +303,8 @@ def test_a_loss_at_every_call_answers_every_ticket_once():
     st.sampled_from([Status.OK, Status.ENV_ERROR, Status.CONTEXT_LIMIT]),
     max_size=20,
   ),
-  # Losses far enough apart that a reply comes between them.
-  losses=st.lists(st.integers(0, 4), max_size=4),
+  # Far enough apart that a reply comes between them; some hit the recovery.
+  losses=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=3),
   forgets=st.booleans(),
   effect_before_loss=st.booleans(),
   surplus=st.sets(st.integers(2, 30), max_size=6),
@@ -327,7 +327,11 @@ def test_every_ticket_is_answered_once_whatever_happens(
   sampler = scripted_sampler.Sampler(
     outcome=lambda request: next(ends, Status.OK),
     pick=lambda held: next(order, 0),
-    lost_at={4 * n + gap for n, gap in enumerate(losses)},
+    lost_at={
+      10 * n + gap + again
+      for n, (gap, twice) in enumerate(losses)
+      for again in range(1 + twice)
+    },
     forgets=forgets,
     effect_before_loss=effect_before_loss,
     surplus_at=surplus,

@@ -10,21 +10,10 @@ from spopp_jax.runner import compilation, experiment
 
 
 @pytest.fixture(scope='session')
-def _compiled(tmp_path_factory):
-  """Programs that one test compiled serve the others."""
-  names = [
-    'jax_compilation_cache_dir',
-    'jax_persistent_cache_min_compile_time_secs',
-    'jax_numpy_rank_promotion',
-    'jax_disable_most_optimizations',
-  ]
-  before = {name: jax.config.values[name] for name in names}
-  compilation.configure(tmp_path_factory.mktemp('compiled'))
+def _compiled(compiled_programs, jax_settings):
+  compilation.configure(compiled_programs)
   # Tiny programs run as fast, and compile in half of the time.
   jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
 
 
 @pytest.fixture(scope='session')

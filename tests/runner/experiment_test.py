@@ -71,6 +71,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(load, finished):
   )
 
 
+@pytest.mark.slow
 def test_a_resumed_spo_run_equals_an_undisturbed_one(load):
   whole = load(SPO, 'run.name=whole')
   expected = tiny_world.run(whole)

@@ -1,0 +1,53 @@
+import pytest
+import serve_sampler
+import tiny_world
+
+from spopp_jax.models import policy_files
+
+
+@pytest.fixture
+def said(tmp_path, jax_settings):
+  """Returns the one sentence that the service ends with."""
+
+  def ended(*arguments):
+    words = [*tiny_world.SETTINGS, f'run.directory={tmp_path / "runs"}']
+    argv = [
+      'serve_sampler.py',
+      f'--config={tiny_world.ROOT / "configs" / "common.py"}',
+      *(f'--config.{word}' for word in words),
+      *arguments,
+    ]
+    with pytest.raises(SystemExit) as caught:
+      serve_sampler.main(argv)
+    return caught.value.code
+
+  return ended
+
+
+@pytest.fixture
+def policy(tmp_path):
+  path = tmp_path / 'policy'
+  config = tiny_world.load(tmp_path)
+  policy_files.save(path, tiny_world.random_policy(config))
+  return f'--policy={path}'
+
+
+def test_a_policy_is_needed(said):
+  assert '--policy=DIRECTORY is needed' in said()
+
+
+def test_a_missing_policy_is_named(said, tmp_path):
+  message = said(f'--policy={tmp_path}/nowhere')
+  assert message.startswith('serve_sampler.py: error: ')
+  assert f'{tmp_path}/nowhere' in message
+
+
+def test_addresses_that_leave_the_machine_are_refused(said, policy):
+  message = said(policy, '--address=0.0.0.0:0')
+  assert "'0.0.0.0:0'" in message
+  assert 'not of this machine' in message
+
+
+def test_missing_games_are_named(said, policy, tmp_path):
+  message = said(policy, f'--config.environment.path={tmp_path}/games')
+  assert f'{tmp_path}/games' in message
