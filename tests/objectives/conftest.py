@@ -12,12 +12,6 @@ NUM = 6
 _PER_TOKEN = ('action_mask', 'behaviour', 'proximal', 'current')
 
 
-@pytest.fixture(autouse=True)
-def _no_rank_promotion():
-  with jax.numpy_rank_promotion('raise'):
-    yield
-
-
 class Episodes:
   """Six trajectories; number 2 has no action token.
 
