@@ -18,7 +18,6 @@ from absl import flags
 from spopp_jax import envs
 from spopp_jax.models import policy_files
 from spopp_jax.runner import (
-  batcher,
   cold_start,
   compilation,
   config,
@@ -53,9 +52,7 @@ def main(argv: list[str]) -> None:
   )
   try:
     tasks = envs.load_tasks(settings.environment)
-    policy = cold_start.train_policy(
-      settings, [tasks.make(task).reset() for task in tasks.task_ids]
-    )
+    policy = cold_start.train_policy(settings, tasks)
     policy_files.save(output, policy)
     success = measure(settings, policy, tasks)
   except experiment.EXPECTED_ERRORS as error:
@@ -69,17 +66,10 @@ def measure(settings, policy, tasks) -> float:
   sampler = in_process.InProcessSampler(
     sampling.make_driver(settings, policy, tasks)
   )
-  collector = batcher.Batcher(
-    sampler,
-    sampling.sampling_params(settings),
-    attempts=settings.dispatch.attempts,
-    keep_truncated=settings.dispatch.keep_truncated,
-    rollout_timeout_s=settings.sampler.rollout_timeout_s,
-    recovery_timeout_s=settings.sampler.recovery_timeout_s,
-  )
-  collector.publish(policy.params, 0)
+  batcher = sampling.make_batcher(settings, sampler)
+  batcher.publish(policy.params, 0)
   return estimate.measure(
-    collector,
+    batcher,
     tasks.task_ids,
     rollouts=settings.evaluation.rollouts_per_task,
     policy_version=0,

@@ -7,10 +7,10 @@ naming the factory in `load_tasks` is all it takes to select it by config.
 from collections.abc import Mapping
 from typing import Any
 
-from spopp_jax.envs import base, household
+from spopp_jax.envs import household
 
 
-def load_tasks(settings: Mapping[str, Any]) -> base.TaskSuite:
+def load_tasks(settings: Mapping[str, Any]) -> household.HouseholdTasks:
   """Builds the suite that a configuration's block `environment` names.
 
   Args:

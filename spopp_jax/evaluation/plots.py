@@ -38,14 +38,17 @@ def reward_curve(
     ValueError: a curve is empty or not finite.
   """
   image, ax = _new_figure()
-  for label, color, rewards in (
-    ('collected batch', 'C0', collected),
-    ('all dispatched (unbiased)', 'C1', dispatched),
+  # Dashed on top: where nothing is over-dispatched the two coincide.
+  for label, color, style, rewards in (
+    ('collected batch', 'C0', '-', collected),
+    ('all dispatched (unbiased)', 'C1', '--', dispatched),
   ):
     smooth = curves.trailing_mean(rewards, _WINDOW)
     steps = np.arange(smooth.size)
     ax.plot(steps, np.asarray(rewards), color=color, alpha=0.3, linewidth=1)
-    ax.plot(steps, smooth, color=color, linewidth=2, label=label)
+    ax.plot(
+      steps, smooth, color=color, linestyle=style, linewidth=2, label=label
+    )
   ax.set_title(f'mean reward, {_WINDOW}-step trailing mean')
   return _save(image, ax, path)
 

@@ -1,5 +1,6 @@
 """Supervised training on demonstrated episodes, so that RL has a start."""
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -33,17 +34,30 @@ class Demonstration(NamedTuple):
   turns: list[tuple[str, str]]
 
 
-def demonstrations(config: ml_collections.ConfigDict) -> list[Demonstration]:
-  """Plays the expert once in each of `cold_start.num_games` own scenes."""
-  games = household.generate_games(
-    num_games=config.cold_start.num_games,
-    seed=_DEMONSTRATION_STREAM + config.environment.seed,
-    size=config.environment.size,
-    task_types=config.environment.task_types,
-  )
+def demonstrations(
+  config: ml_collections.ConfigDict, tasks: household.HouseholdTasks
+) -> list[Demonstration]:
+  """Plays the expert in `cold_start.num_games` scenes.
+
+  Generated scenes are others than the tasks, drawn alike. For official games
+  the tasks themselves are demonstrated, in turn.
+
+  Raises:
+    ConfigError: a game cannot be won within cold_start.max_turns.
+  """
+  if config.environment.path:
+    games = [tasks.game(task) for task in tasks.task_ids]
+  else:
+    games = household.generate_games(
+      num_games=config.cold_start.num_games,
+      seed=_DEMONSTRATION_STREAM + config.environment.seed,
+      size=config.environment.size,
+      task_types=config.environment.task_types,
+    )
   rng = random.Random(config.seed)
+  chosen = itertools.islice(itertools.cycle(games), config.cold_start.num_games)
   try:
-    return [_play(game, rng, config.cold_start) for game in games]
+    return [_play(game, rng, config.cold_start) for game in chosen]
   except ValueError as error:
     raise config_rules.ConfigError(f'cold_start.max_turns: {error}') from error
 
@@ -95,13 +109,14 @@ def as_trajectory(
 
 
 def train_policy(
-  config: ml_collections.ConfigDict, first_observations: Sequence[str]
+  config: ml_collections.ConfigDict, tasks: household.HouseholdTasks
 ) -> policy_files.Policy:
   """Trains a new policy on demonstrations, with a progress bar.
 
   Args:
     config: reads the blocks cold_start, model, environment, learner, seed.
-    first_observations: of the tasks, for the vocabulary.
+    tasks: what the policy will be trained on; for the vocabulary and, if they
+      are official games, for the demonstrations.
 
   Returns:
     The policy with float32 parameters on the host.
@@ -109,8 +124,10 @@ def train_policy(
   Raises:
     ConfigError: demonstrations cannot be had or used with these settings.
   """
-  episodes = demonstrations(config)
-  tokenizer = build_tokenizer(episodes, first_observations)
+  episodes = demonstrations(config, tasks)
+  tokenizer = build_tokenizer(
+    episodes, [tasks.make(task).reset() for task in tasks.task_ids]
+  )
   trajectories = [as_trajectory(e, tokenizer) for e in episodes]
   longest = max(len(t.tokens) for t in trajectories)
   if longest > config.learner.row_length:

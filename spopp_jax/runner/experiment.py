@@ -91,7 +91,7 @@ def run(
     if sampler is None:
       sampler = sampling.connect(config, policy, directory, tasks)
     stack.callback(sampler.close)
-    batcher = _make_batcher(config, sampler)
+    batcher = sampling.make_batcher(config, sampler)
     before = _offline_outcomes(config, directory, policy, tasks, batcher)
     components = _assemble(config, directory, policy, batcher, before)
     stack.callback(components.metrics.close)
@@ -120,7 +120,7 @@ def run(
 def prepare_policy(
   config: ml_collections.ConfigDict,
   directory: pathlib.Path,
-  tasks: envs_base.TaskSuite,
+  tasks: household.HouseholdTasks,
 ) -> policy_files.Policy:
   """Loads the configured starting policy or trains one; saves it in the run.
 
@@ -133,24 +133,9 @@ def prepare_policy(
   if config.cold_start.policy:
     policy = policy_files.load(config.cold_start.policy)
   else:
-    policy = cold_start.train_policy(
-      config, [tasks.make(task).reset() for task in tasks.task_ids]
-    )
+    policy = cold_start.train_policy(config, tasks)
   policy_files.save(path, policy)
   return policy
-
-
-def _make_batcher(
-  config: ml_collections.ConfigDict, sampler: sampler_base.Sampler
-) -> batcher_lib.Batcher:
-  return batcher_lib.Batcher(
-    sampler,
-    sampling.sampling_params(config),
-    attempts=config.dispatch.attempts,
-    keep_truncated=config.dispatch.keep_truncated,
-    rollout_timeout_s=config.sampler.rollout_timeout_s,
-    recovery_timeout_s=config.sampler.recovery_timeout_s,
-  )
 
 
 def _offline_outcomes(

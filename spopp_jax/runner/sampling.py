@@ -8,6 +8,7 @@ import ml_collections
 from spopp_jax import types
 from spopp_jax.envs import base as envs
 from spopp_jax.models import parameters, policy_files
+from spopp_jax.runner import batcher
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import (
@@ -31,6 +32,20 @@ def sampling_params(config: ml_collections.ConfigDict) -> types.SamplingParams:
     temperature=config.sampler.temperature,
     max_turn_tokens=config.sampler.max_turn_tokens,
     max_turns=config.environment.step_limit,
+  )
+
+
+def make_batcher(
+  config: ml_collections.ConfigDict, sampler: sampler_base.Sampler
+) -> batcher.Batcher:
+  """Returns the runner's end of a sampler, as the configuration says."""
+  return batcher.Batcher(
+    sampler,
+    sampling_params(config),
+    attempts=config.dispatch.attempts,
+    keep_truncated=config.dispatch.keep_truncated,
+    rollout_timeout_s=config.sampler.rollout_timeout_s,
+    recovery_timeout_s=config.sampler.recovery_timeout_s,
   )
 
 

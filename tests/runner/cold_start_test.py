@@ -1,9 +1,12 @@
+import json
+
 import numpy as np
 import pytest
 import tiny_world
 
-from spopp_jax import types
+from spopp_jax import envs, types
 from spopp_jax.envs import household
+from spopp_jax.envs.household import official
 from spopp_jax.runner import cold_start
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base, rollout
@@ -61,6 +64,10 @@ def played(episode, tokenizer, game, max_turns):
   return trajectory
 
 
+def demonstrated(config):
+  return cold_start.demonstrations(config, envs.load_tasks(config.environment))
+
+
 def games_of(config):
   """The games that are demonstrated, in order."""
   return household.generate_games(
@@ -72,7 +79,7 @@ def games_of(config):
 
 
 def test_a_demonstration_is_what_the_rollout_would_have_recorded(config):
-  episodes = cold_start.demonstrations(config)
+  episodes = demonstrated(config)
   tokenizer = cold_start.build_tokenizer(episodes, [])
   assert len({len(episode.turns) for episode in episodes}) > 1
   for episode, game in zip(episodes, games_of(config), strict=True):
@@ -91,7 +98,7 @@ def test_a_demonstration_is_what_the_rollout_would_have_recorded(config):
 
 
 def test_demonstrations_end_in_success_within_their_turns(config):
-  for episode in cold_start.demonstrations(config):
+  for episode in demonstrated(config):
     assert 1 <= len(episode.turns) <= config.cold_start.max_turns
 
 
@@ -105,16 +112,39 @@ def test_demonstrated_scenes_are_not_the_tasks(config):
   assert not set(tasks.task_ids) & {game.id for game in games_of(config)}
 
 
+def test_official_games_are_demonstrated_in_turn(tmp_path):
+  games = household.generate_games(num_games=2, seed=5, task_types=('put',))
+  path = tmp_path / 'games.jsonl'
+  path.write_text(
+    ''.join(json.dumps(official.game_to_row(game)) + '\n' for game in games)
+  )
+  config = tiny_world.load(
+    tmp_path,
+    f'environment.path={path}',
+    'environment.num_tasks=2',
+    'dispatch.in_flight=2',
+    'dispatch.batch_size=2',
+    'cold_start.num_games=3',
+    'cold_start.dither=0.0',
+  )
+  firsts = [household.HouseholdEnvironment(game).reset() for game in games]
+  assert [episode.first for episode in demonstrated(config)] == [
+    firsts[0],
+    firsts[1],
+    firsts[0],
+  ]
+
+
 def test_the_same_seed_gives_the_same_demonstrations(config, tmp_path):
-  assert cold_start.demonstrations(config) == cold_start.demonstrations(config)
+  assert demonstrated(config) == demonstrated(config)
   other = tiny_world.load(
     tmp_path, 'seed=1', 'cold_start.num_games=6', 'cold_start.dither=0.3'
   )
-  assert cold_start.demonstrations(config) != cold_start.demonstrations(other)
+  assert demonstrated(config) != demonstrated(other)
 
 
 def test_tokenizer_knows_demonstrations_and_tasks(config):
-  episodes = cold_start.demonstrations(config)
+  episodes = demonstrated(config)
   first = 'You are in a zeppelin.'
   tokenizer = cold_start.build_tokenizer(episodes, [first])
   texts = [first, *(e.first for e in episodes)]
@@ -128,7 +158,7 @@ def test_training_lowers_the_cross_entropy_of_demonstrations(config, capsys):
   config.cold_start.steps = 41
   config.cold_start.learning_rate = 0.02
   config.run.progress = True
-  policy = cold_start.train_policy(config, [])
+  policy = cold_start.train_policy(config, envs.load_tasks(config.environment))
   shown = capsys.readouterr().err
   assert 'cold start: 100%' in shown
   nats = [float(part[:5]) for part in shown.split('nats=')[1:]]
@@ -141,8 +171,8 @@ def test_training_lowers_the_cross_entropy_of_demonstrations(config, capsys):
 @pytest.mark.usefixtures('_compiled')
 def test_a_single_step_is_enough_to_make_a_policy(config):
   config.cold_start.steps = 1
-  one = cold_start.train_policy(config, [])
-  again = cold_start.train_policy(config, [])
+  one = cold_start.train_policy(config, envs.load_tasks(config.environment))
+  again = cold_start.train_policy(config, envs.load_tasks(config.environment))
   for name, value in one.params.items():
     np.testing.assert_array_equal(value, again.params[name])
 
@@ -150,19 +180,19 @@ def test_a_single_step_is_enough_to_make_a_policy(config):
 def test_turns_that_no_demonstration_can_do_with_are_refused(config):
   config.cold_start.max_turns = 1
   with pytest.raises(config_lib.ConfigError, match=r'cold_start\.max_turns'):
-    cold_start.train_policy(config, [])
+    cold_start.train_policy(config, envs.load_tasks(config.environment))
 
 
 def test_demonstrations_longer_than_a_row_are_refused(config):
   config.learner.row_length = 40
   with pytest.raises(config_lib.ConfigError) as caught:
-    cold_start.train_policy(config, [])
+    cold_start.train_policy(config, envs.load_tasks(config.environment))
   for words in ('row_length is 40', 'cold_start.max_turns (20)'):
     assert words in str(caught.value)
 
 
 def test_every_demonstration_is_seen_once_an_epoch(config):
-  episodes = cold_start.demonstrations(config)
+  episodes = demonstrated(config)
   tokenizer = cold_start.build_tokenizer(episodes, [])
   trajectories = [cold_start.as_trajectory(e, tokenizer) for e in episodes]
   config.cold_start.batch_size = 4

@@ -221,9 +221,7 @@ def test_every_setting_is_read_by_something(load, tmp_path):
   config = Read(plain, noted)
   # 1. A run: with its own policy, then from a saved one.
   tasks = envs.load_tasks(config.environment)
-  policy = cold_start.train_policy(
-    config, [tasks.make(task).reset() for task in tasks.task_ids]
-  )
+  policy = cold_start.train_policy(config, tasks)
   policy_files.save(tmp_path / 'policy', policy)
   plain.cold_start.policy = str(tmp_path / 'policy')
   experiment.run(config, tiny_world.sampler(config, policy))

@@ -84,7 +84,7 @@ def random_policy(config):
   """Returns a policy that knows the words and has learnt nothing."""
   tasks = envs.load_tasks(config.environment)
   tokenizer = cold_start.build_tokenizer(
-    cold_start.demonstrations(config),
+    cold_start.demonstrations(config, tasks),
     [tasks.make(task).reset() for task in tasks.task_ids],
   )
   sizes = cold_start.decoder_config(config.model, tokenizer.vocab_size)
