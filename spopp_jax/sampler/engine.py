@@ -269,17 +269,9 @@ def _advance(
     The caches and what was sampled.
   """
   decoder = parameters.bind(graphdef, params)
-  batch, width = feed.shape
-  absent = caches[0].keys.shape[1]
-  offsets = jnp.arange(width)[None, :]
-  positions = jnp.where(
-    offsets < fed[:, None], start[:, None] + offsets, absent
-  )
-  hidden, caches = decoder.extend(feed, positions, caches, attend_length)
-  last = jnp.take_along_axis(
-    hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1
-  )
+  logits, caches = _feed(decoder, caches, feed, start, fed, attend_length)
   first = start + fed  # where the first sampled token stands
+  absent = caches[0].keys.shape[1]
   keys = jax.vmap(jax.random.key)(seed)
 
   def sample(step, logits, turns):
@@ -287,19 +279,7 @@ def _advance(
     step_keys = jax.vmap(jax.random.fold_in)(keys, first + step)
     token = jax.vmap(jax.random.categorical)(step_keys, logprobs)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
-    alive, ended = turns.alive, turns.alive & (token == end_id)
-    counts = turns.counts + alive
-    return _Turns(
-      tokens=turns.tokens.at[:, step].set(jnp.where(alive, token, 0)),
-      logprobs=turns.logprobs.at[:, step].set(jnp.where(alive, chosen, 0.0)),
-      counts=counts,
-      ended=turns.ended | ended,
-      alive=alive & ~ended & (counts < budget),
-    )
-
-  def more(carry):
-    _, turns, _ = carry
-    return turns.alive.any()
+    return _record(turns, step, token, chosen, budget, end_id)
 
   def extend_and_sample(carry):
     step, turns, caches = carry
@@ -312,15 +292,58 @@ def _advance(
     turns = sample(step, decoder.logits(hidden[:, 0]), turns)
     return step + 1, turns, caches
 
+  shape = (feed.shape[0], max_turn_tokens)
   none = _Turns(
-    tokens=jnp.zeros((batch, max_turn_tokens), jnp.int32),
-    logprobs=jnp.zeros((batch, max_turn_tokens), jnp.float32),
-    counts=jnp.zeros(batch, jnp.int32),
-    ended=jnp.zeros(batch, bool),
+    tokens=jnp.zeros(shape, jnp.int32),
+    logprobs=jnp.zeros(shape, jnp.float32),
+    counts=jnp.zeros(shape[0], jnp.int32),
+    ended=jnp.zeros(shape[0], bool),
     alive=budget > 0,
   )
-  turns = sample(0, decoder.logits(last[:, 0]), none)
   _, turns, caches = jax.lax.while_loop(
-    more, extend_and_sample, (jnp.int32(1), turns, caches)
+    lambda carry: carry[1].alive.any(),
+    extend_and_sample,
+    (jnp.int32(1), sample(0, logits, none), caches),
   )
   return caches, turns
+
+
+def _feed(
+  decoder: dense.Decoder,
+  caches: tuple[dense.KVCache, ...],
+  feed: jax.Array,
+  start: jax.Array,
+  fed: jax.Array,
+  attend_length: int,
+) -> tuple[jax.Array, tuple[dense.KVCache, ...]]:
+  """Feeds queued tokens; returns the logits [B, V] after the last of each."""
+  absent = caches[0].keys.shape[1]
+  offsets = jnp.arange(feed.shape[1])[None, :]
+  positions = jnp.where(
+    offsets < fed[:, None], start[:, None] + offsets, absent
+  )
+  hidden, caches = decoder.extend(feed, positions, caches, attend_length)
+  last = jnp.maximum(fed - 1, 0)[:, None, None]
+  final = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
+  return decoder.logits(final), caches
+
+
+def _record(
+  turns: _Turns,
+  step: jax.Array | int,
+  token: jax.Array,
+  logprob: jax.Array,
+  budget: jax.Array,
+  end_id: int,
+) -> _Turns:
+  """Adds one sampled token [B] to the turns that are alive."""
+  alive = turns.alive
+  ended = alive & (token == end_id)
+  counts = turns.counts + alive
+  return _Turns(
+    tokens=turns.tokens.at[:, step].set(jnp.where(alive, token, 0)),
+    logprobs=turns.logprobs.at[:, step].set(jnp.where(alive, logprob, 0.0)),
+    counts=counts,
+    ended=turns.ended | ended,
+    alive=alive & ~ended & (counts < budget),
+  )
