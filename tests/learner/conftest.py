@@ -22,6 +22,16 @@ CONFIG = dense.DecoderConfig(
 ROW = 16
 
 
+@pytest.fixture(scope='module', autouse=True)
+def _quick_compilation():
+  """Tiny programs run as fast, and compile in less time."""
+  name = 'jax_disable_most_optimizations'
+  before = jax.config.values[name]
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
+
+
 def make_parameters(seed=0):
   rng = np.random.default_rng(seed)
   _, shapes = parameters.graph(CONFIG)
@@ -58,7 +68,8 @@ def make_trajectories(lengths=(9, 5, 16, 3, 7, 12), seed=0):
 
 
 @jax.jit
-def _padded_logprobs(params, tokens, temperature):
+def padded_logprobs(params, tokens, temperature):
+  """Log-probs [ROW] of one episode padded to a row."""
   decoder = parameters.bind(parameters.graph(CONFIG)[0], params)
   positions = jnp.arange(ROW, dtype=jnp.int32)[None]
   hidden = decoder.hidden(tokens[None], positions, jnp.ones_like(positions))
@@ -70,7 +81,7 @@ def _padded_logprobs(params, tokens, temperature):
 def logprobs_alone(params, tokens, temperature=1.0):
   """Log-probs [T] of one episode in a forward pass of its own."""
   padded = np.pad(tokens, (0, ROW - len(tokens)))
-  return _padded_logprobs(params, padded, temperature)[: len(tokens)]
+  return padded_logprobs(params, padded, temperature)[: len(tokens)]
 
 
 @pytest.fixture(scope='session')
@@ -80,5 +91,6 @@ def tiny():
     row_length=ROW,
     make_parameters=make_parameters,
     make_trajectories=make_trajectories,
+    padded_logprobs=padded_logprobs,
     logprobs_alone=logprobs_alone,
   )

@@ -44,45 +44,61 @@ def advantages_eq_6(trajectories):
   return centred / (deviation + 1e-8)
 
 
-def reference(tiny, params, trajectories, minibatches):
-  """Parameters after one step a minibatch, episode by episode."""
-  advantages = advantages_eq_6(trajectories)
-  proximal = [tiny.logprobs_alone(params, t.tokens) for t in trajectories]
+@pytest.fixture(scope='module')
+def reference(tiny):
+  """Takes one step a minibatch, episode by episode, without packing."""
 
-  def loss(params, members):
-    total, count = 0.0, 0
-    for i in members:
-      t, a = trajectories[i], advantages[i]
-      mask = t.action_mask
-      current = tiny.logprobs_alone(params, t.tokens)[mask]
-      behaviour = t.behaviour_logprobs[mask]
-      weight = np.minimum(np.exp(proximal[i][mask] - behaviour), 2.0)
-      ratio = jnp.exp(current - proximal[i][mask])
-      terms = jnp.maximum(-a * ratio, -a * jnp.clip(ratio, 0.8, 1.28))
-      if a < 0:
-        terms = jnp.minimum(terms, -2.0 * a)
-      total += (terms * weight).sum()
-      count += mask.sum()
-    return total / count
+  @jax.jit
+  @jax.value_and_grad
+  def numerator(params, tokens, mask, proximal, behaviour, a):
+    current = tiny.padded_logprobs(params, tokens, 1.0)
+    weight = jnp.minimum(jnp.exp(proximal - behaviour), 2.0)
+    ratio = jnp.exp(current - proximal)
+    terms = jnp.maximum(-a * ratio, -a * jnp.clip(ratio, 0.8, 1.28))
+    terms = jnp.where(a < 0, jnp.minimum(terms, -2.0 * a), terms)
+    return jnp.where(mask, terms * weight, 0).sum()
 
-  opt_state = OPTIMIZER.init(params)
-  losses = []
-  for m in range(minibatches):
-    members = range(len(trajectories))[m::minibatches]
-    value, grads = jax.value_and_grad(loss)(params, members)
+  @jax.jit
+  def apply(params, opt_state, sums, count):
+    grads = jax.tree.map(lambda x: x / count, sums)
     updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
-    params = optax.apply_updates(params, updates)
-    losses.append(float(value))
-  return params, losses
+    return optax.apply_updates(params, updates), opt_state
+
+  def run_reference(params, trajectories, minibatches):
+    pad = lambda x: np.pad(x, (0, tiny.row_length - len(x)))
+    columns = [
+      (
+        pad(t.tokens),
+        pad(t.action_mask),
+        pad(tiny.logprobs_alone(params, t.tokens)),
+        pad(t.behaviour_logprobs),
+        np.float32(a),
+      )
+      for t, a in zip(trajectories, advantages_eq_6(trajectories), strict=True)
+    ]
+    opt_state = OPTIMIZER.init(params)
+    losses = []
+    for m in range(minibatches):
+      count = sum(t.num_actions for t in trajectories[m::minibatches])
+      results = [numerator(params, *x) for x in columns[m::minibatches]]
+      sums = {
+        name: sum(np.asarray(grads[name]) for _, grads in results)
+        for name in params
+      }
+      params, opt_state = apply(params, opt_state, sums, count)
+      losses.append(float(sum(value for value, _ in results)) / count)
+    return params, losses
+
+  return run_reference
 
 
 @pytest.mark.parametrize('minibatches', [1, 3])
 def test_steps_equal_those_of_the_formula_without_packing(
-  tiny, learner, minibatches
+  tiny, learner, reference, minibatches
 ):
   trajectories = tiny.make_trajectories()
   params = tiny.make_parameters()
-  expected, losses = reference(tiny, params, trajectories, minibatches)
+  expected, losses = reference(params, trajectories, minibatches)
   batch = pack(tiny, trajectories, minibatches=minibatches)
   state, metrics = learner.update(learner.init(params), batch)
   moved = 0.0
@@ -109,14 +125,16 @@ def test_steps_equal_those_of_the_formula_without_packing(
   )
 
 
-def test_the_minibatches_of_the_reference_differ_in_what_matters(tiny):
+def test_the_minibatches_of_the_reference_differ_in_what_matters(
+  tiny, reference
+):
   # Else a wrong denominator or a late proximal policy would not show.
   trajectories = tiny.make_trajectories()
   counts = [sum(t.num_actions for t in trajectories[m::3]) for m in range(3)]
   assert len(set(counts)) == 3
   assert {t.reward for t in trajectories} == {0, 1}
   params = tiny.make_parameters()
-  first, _ = reference(tiny, params, trajectories, 1)
+  first, _ = reference(params, trajectories, 1)
   gaps = [
     np.asarray(tiny.logprobs_alone(first, t.tokens))
     - np.asarray(tiny.logprobs_alone(params, t.tokens))
