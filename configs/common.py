@@ -172,7 +172,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     weight_decay=0.0,
     # Global gradient norm is clipped to it; > 0.
     max_grad_norm=1.0,
-    # Optimizer steps over which the learning rate rises from 0; >= 0.
+    # Optimizer steps over which the learning rate rises to its peak; >= 0.
     warmup_steps=5,
   )
   config.learner = config_dict.create(

@@ -4,34 +4,22 @@ import functools
 import jax
 import numpy as np
 import pytest
+from engine_world import (
+  CONFIG,
+  CONTEXT,
+  END,
+  SAMPLING,
+  TURN,
+  Episode,
+  make_episode,
+  make_parameters,
+  play,
+)
 
 from spopp_jax import types
 from spopp_jax.learner import packing, update
-from spopp_jax.models import dense, parameters
+from spopp_jax.models import parameters
 from spopp_jax.sampler import engine as engine_lib
-
-CONFIG = dense.DecoderConfig(
-  vocab_size=7,
-  hidden_size=16,
-  num_hidden_layers=1,
-  num_attention_heads=2,
-  num_key_value_heads=1,
-  head_dim=8,
-  intermediate_size=16,
-)
-END = 5
-CONTEXT = 32
-TURN = 4
-SAMPLING = types.SamplingParams(max_turn_tokens=TURN)
-
-
-def make_parameters(seed=0):
-  rng = np.random.default_rng(seed)
-  _, shapes = parameters.graph(CONFIG)
-  return {
-    name: rng.normal(name.endswith('norm.weight'), 0.4, shape).astype('f4')
-    for name, shape in sorted((k, v.shape) for k, v in shapes.items())
-  }
 
 
 @pytest.fixture(scope='module')
@@ -55,65 +43,6 @@ def engine(shared_engine):
       shared_engine.close(slot)
   shared_engine.load(make_parameters(), version=3, checksum='abc')
   return shared_engine
-
-
-@dataclasses.dataclass
-class Episode:
-  """What a slot is given; what came of it."""
-
-  seed: int
-  texts: list[np.ndarray]  # prompt and observations, one before each turn
-  sampling: types.SamplingParams = SAMPLING
-  turns: list = dataclasses.field(default_factory=list)
-
-  def trajectory(self):
-    """The episode as the learner packs it."""
-    pieces, masks, logprobs = [], [], []
-    for text, turn in zip(self.texts, self.turns, strict=True):
-      pieces += [text, turn.tokens]
-      masks += [np.zeros(len(text), bool), np.ones(len(turn.tokens), bool)]
-      logprobs += [np.zeros(len(text), np.float32), turn.logprobs]
-    return types.Trajectory(
-      request_id=str(self.seed),
-      task_id='',
-      status=types.Status.OK,
-      reward=0.0,
-      policy_version=3,
-      weights_checksum='',
-      tokens=np.concatenate(pieces),
-      action_mask=np.concatenate(masks),
-      behaviour_logprobs=np.concatenate(logprobs),
-      num_turns=len(self.turns),
-      sampling=self.sampling,
-    )
-
-  @property
-  def tokens(self):
-    return [turn.tokens.tolist() for turn in self.turns]
-
-
-def make_episode(seed, lengths, sampling=SAMPLING):
-  rng = np.random.default_rng(seed)
-  texts = [rng.integers(0, 7, n).astype(np.int32) for n in lengths]
-  return Episode(seed, texts, sampling)
-
-
-def play(engine, episodes, *, close=True):
-  """Plays episodes by slot to their ends."""
-  for slot, episode in episodes.items():
-    engine.open(slot, seed=episode.seed, sampling=episode.sampling)
-    engine.append(slot, episode.texts[0])
-  for _ in range(100):
-    for turn in engine.step():
-      episode = episodes[turn.slot]
-      episode.turns.append(turn)
-      if len(episode.turns) < len(episode.texts):
-        engine.append(turn.slot, episode.texts[len(episode.turns)])
-      elif close:
-        engine.close(turn.slot)
-    if all(len(e.turns) == len(e.texts) for e in episodes.values()):
-      return
-  raise AssertionError('the engine does not end its turns')
 
 
 def learner_logprobs(trajectories, temperature, params=None):
