@@ -34,7 +34,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Directory that holds the directories of runs.
     directory='runs',
     # Learner steps to train, one collected batch each.
-    steps=120,
+    steps=110,
     # True continues the run of the same name from its last checkpoint.
     resume=False,
     # Learner steps between checkpoints; one is also written at the end.
@@ -76,10 +76,10 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Directory of a saved policy to start from; '' trains one on walkthroughs.
     policy='',
     # Supervised optimizer steps.
-    steps=300,
+    steps=250,
     # Turns that a demonstration takes at most; more than the step limit shows
     # the policy how to go on, not how to be quick.
-    max_turns=20,
+    max_turns=14,
     # Demonstrations a supervised step.
     batch_size=32,
     # Peak learning rate of supervised training.
@@ -96,7 +96,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     rollouts_per_task=8,
   )
   config.evaluation = config_dict.create(
-    # Rollouts a task in the unbiased success before and after training.
+    # Rollouts a task in the unbiased success after training.
     rollouts_per_task=4,
   )
   config.sampler = config_dict.create(
@@ -179,8 +179,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Optimizer steps a collected batch, each on its own part of it.
     minibatches=2,
     # Tokens of a packed row.
-    row_length=256,
+    row_length=192,
     # Row counts a minibatch is padded to, rising; one compilation each.
-    row_buckets=(16, 20, 24),
+    row_buckets=(20, 24, 28),
   )
   return config.lock()

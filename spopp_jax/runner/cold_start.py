@@ -12,6 +12,7 @@ import tqdm
 
 from spopp_jax import types
 from spopp_jax.envs import household
+from spopp_jax.envs.household import texts as game_texts
 from spopp_jax.learner import packing, supervised
 from spopp_jax.models import dense, parameters, policy_files
 from spopp_jax.models import tokenizer as tokenizer_lib
@@ -76,10 +77,16 @@ def _play(
 def build_tokenizer(
   episodes: Iterable[Demonstration], first_observations: Iterable[str]
 ) -> tokenizer_lib.WordTokenizer:
-  """Returns a tokenizer that knows the demonstrations and the tasks."""
+  """Returns a tokenizer that knows the demonstrations and the tasks.
+
+  It also knows the answer to a command that cannot be carried out, which no
+  demonstration contains.
+  """
   texts = [text for e in episodes for turn in e.turns for text in turn]
   texts += [e.first for e in episodes]
-  return tokenizer_lib.WordTokenizer.build([*texts, *first_observations])
+  return tokenizer_lib.WordTokenizer.build(
+    [*texts, *first_observations, game_texts.NOTHING_HAPPENS]
+  )
 
 
 def as_trajectory(

@@ -146,13 +146,6 @@ METRICS: dict[str, Metric] = {
   'weight_truncated_fraction': Metric(
     'tokens whose rollout weight is truncated', '1', 'below 0.05'
   ),
-  # Whether sampler and learner agree.
-  'sampler_learner_gap': Metric(
-    'mean |log-probability of the sampler - of the learner| of the same '
-    'weights',
-    'nats',
-    'below 1e-4 in float32',
-  ),
   # Where the time goes.
   'tokens_per_s': Metric(
     'tokens of the step over its time', 'tokens/s', 'high'

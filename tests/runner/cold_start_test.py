@@ -147,7 +147,7 @@ def test_tokenizer_knows_demonstrations_and_tasks(config):
   episodes = demonstrated(config)
   first = 'You are in a zeppelin.'
   tokenizer = cold_start.build_tokenizer(episodes, [first])
-  texts = [first, *(e.first for e in episodes)]
+  texts = [first, 'Nothing happens.', *(e.first for e in episodes)]
   texts += [text for e in episodes for turn in e.turns for text in turn]
   for text in texts:
     assert '<unk>' not in tokenizer.decode(tokenizer.encode(text))
