@@ -187,7 +187,8 @@ def test_demonstrations_longer_than_a_row_are_refused(config):
   config.learner.row_length = 40
   with pytest.raises(config_lib.ConfigError) as caught:
     cold_start.train_policy(config, envs.load_tasks(config.environment))
-  for words in ('row_length is 40', 'cold_start.max_turns (20)'):
+  limit = config.cold_start.max_turns
+  for words in ('row_length is 40', f'cold_start.max_turns ({limit})'):
     assert words in str(caught.value)
 
 
