@@ -34,7 +34,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Directory that holds the directories of runs.
     directory='runs',
     # Learner steps to train, one collected batch each.
-    steps=110,
+    steps=105,
     # True continues the run of the same name from its last checkpoint.
     resume=False,
     # Learner steps between checkpoints; one is also written at the end.
@@ -76,7 +76,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Directory of a saved policy to start from; '' trains one on walkthroughs.
     policy='',
     # Supervised optimizer steps.
-    steps=250,
+    steps=300,
     # Turns that a demonstration takes at most; more than the step limit shows
     # the policy how to go on, not how to be quick.
     max_turns=14,
@@ -85,7 +85,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Peak learning rate of supervised training.
     learning_rate=3e-3,
     # Chance in [0, 1) of a useless action before each useful one.
-    dither=0.9,
+    dither=0.95,
     # Scenes whose walkthroughs are demonstrated; apart from the tasks.
     num_games=2000,
   )
@@ -165,7 +165,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   )
   config.optimizer = config_dict.create(
     # Peak learning rate of AdamW.
-    learning_rate=4e-4,
+    learning_rate=5e-4,
     # Decay of the second moment; [0, 1).
     b2=0.99,
     # Decoupled weight decay; >= 0.
