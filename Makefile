@@ -15,7 +15,7 @@ quickstart: $(VENV)/installed  ## Install, then train on household games (a few 
 	$(RUN) experiments/train.py --config=configs/quickstart.py
 
 test: $(VENV)/installed-test  ## Run the fast tests.
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/installed-test  ## Run the slow tests.
 	$(RUN) -m pytest -m "slow and not engine and not gpu and not tpu"

@@ -11,7 +11,7 @@ curves.json, beside the directories of the single runs.
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ml_collections
 import numpy as np
@@ -74,25 +74,47 @@ def main(argv: list[str]) -> None:
 
 def replicate(
   base: ml_collections.ConfigDict, directory: pathlib.Path, seed: int
-):
+) -> Iterator[tuple[str, dict[str, float], np.ndarray]]:
   """Yields (method, summary, unbiased curve) of one seed's matched runs."""
   start: pathlib.Path | None = None
-  for method, objective in METHODS.items():
-    settings = base.copy_and_resolve_references()
-    settings.seed = seed
-    settings.run.directory = str(directory / f'seed_{seed}')
-    settings.run.name = method.replace(',', '').replace(' ', '_')
-    settings.objective.update(objective)
-    if start is not None:
-      settings.cold_start.policy = str(start / 'policy')
-      settings.offline.path = str(start / 'offline.json')
-    config.validate_config(settings)
+  for method in METHODS:
+    settings = matched(base, directory, seed, method, start=start)
     print(f'seed {seed}, {method}', flush=True)
     result = experiment.run(settings)
     start = start or result.directory
     records = metrics.read_metrics(result.directory)
     rewards = np.array([record['reward_dispatched'] for record in records])
     yield method, train.report(result), rewards
+
+
+def matched(
+  base: ml_collections.ConfigDict,
+  directory: pathlib.Path,
+  seed: int,
+  method: str,
+  *,
+  start: pathlib.Path | None,
+) -> ml_collections.ConfigDict:
+  """Returns the settings of one run.
+
+  Args:
+    base: what all runs share.
+    directory: gets a directory a seed.
+    seed: of the replicate.
+    method: a key of METHODS.
+    start: the replicate's first run, whose starting policy and offline values
+      the others use; None for the first run itself.
+  """
+  settings = base.copy_and_resolve_references()
+  settings.seed = seed
+  settings.run.directory = str(pathlib.Path(directory) / f'seed_{seed}')
+  settings.run.name = method.replace(',', '').replace(' ', '_')
+  settings.objective.update(METHODS[method])
+  if start is not None:
+    settings.cold_start.policy = str(start / 'policy')
+    settings.offline.path = str(start / 'offline.json')
+  config.validate_config(settings)
+  return settings
 
 
 def render_table(
