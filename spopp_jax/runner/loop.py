@@ -21,8 +21,8 @@ def train(run: Training) -> Training:
   """Trains from `run.step` to the configured number of steps.
 
   Args:
-    run: the components and their state; requests of the next batch are in
-      flight already (`training.start`).
+    run: the components and their state; the requests of step `run.step` are
+      in flight already.
 
   Returns:
     The same object, advanced.
