@@ -222,3 +222,75 @@ def test_agg06_arguments_cannot_change_places(cases):
     surrogate.clipped_surrogate(zeros, zeros, zeros, zeros)
   with pytest.raises(AssertionError):
     _surrogate([0.0, 0.0], [-2.0, -2.0], mask=[-2.0, -2.0])
+
+
+def _cispo(current, proximal, advantages, mask, clip_low=1.0, clip_high=0.2):
+  return surrogate.weighted_likelihood(
+    current_logprobs=current,
+    proximal_logprobs=proximal,
+    advantages=advantages,
+    mask=mask,
+    clip_low=clip_low,
+    clip_high=clip_high,
+  )
+
+
+def test_s02_cispo(vectors):
+  vector = vectors['S02_cispo']
+  inputs, expected = vector['inputs'], vector['expected']
+  mask = np.array(inputs['mask'], bool)
+  current = jnp.asarray(inputs['logp'], jnp.float32)
+  proximal = current - jnp.asarray(inputs['logratio'], jnp.float32)
+  advantages = np.repeat(np.array([inputs['A']], np.float32).T, 4, axis=1)
+
+  @jax.jit
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def loss(current):
+    terms = _cispo(
+      current,
+      proximal,
+      advantages,
+      mask,
+      inputs['eps_low'],
+      inputs['eps_high'],
+    )
+    return terms.loss.sum(), terms
+
+  (total, terms), gradient = loss(current)
+  np.testing.assert_allclose(terms.loss, expected['token_loss'], rtol=1e-5)
+  np.testing.assert_allclose(
+    total / mask.sum(), expected['token_mean'], rtol=1e-5
+  )
+  np.testing.assert_allclose(gradient, expected['dloss_dlogp'], rtol=1e-5)
+  # log ratios .3 and .2 exceed log 1.2 = .182, whatever the advantage's sign.
+  np.testing.assert_array_equal(terms.clipped, [[1, 0, 1, 0], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize('garbage', [np.nan, np.inf, -np.inf, 1e30])
+def test_cispo_masked_slots_change_nothing(garbage):
+  mask = np.array([[True, False]])
+  row = lambda first, second: np.array([[first, second]], np.float32)
+
+  def loss(*arrays):
+    terms = _cispo(*arrays, mask)
+    return terms.loss.sum(), terms
+
+  (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(
+    row(-1, garbage), row(-1.1, garbage), row(0.7, garbage)
+  )
+  np.testing.assert_allclose(value, 0.7 * np.exp(0.1), rtol=1e-6)
+  np.testing.assert_allclose(gradient, [[-0.7 * np.exp(0.1), 0]], rtol=1e-6)
+  for field in terms:
+    assert field[0, 1] == 0
+
+
+@pytest.mark.parametrize('log_ratio', [1e4, -1e4])
+def test_cispo_keeps_a_bounded_gradient_far_off_policy(log_ratio):
+  one = jnp.ones((1, 1))
+  loss = lambda current: _cispo(
+    current, current - log_ratio, -one, one == 1, clip_low=0.8
+  ).loss.sum()
+  gradient = jax.grad(loss)(-one)
+  np.testing.assert_allclose(
+    gradient, [[1.2 if log_ratio > 0 else 0.2]], rtol=1e-6
+  )
