@@ -272,3 +272,20 @@ def test_misuse_is_refused():
       np.zeros((1, 2), np.int32),
       num_trajectories=1,
     )
+
+
+@pytest.mark.parametrize('garbage', [np.nan, np.inf, -np.inf, 1e30])
+def test_token_form_is_zero_at_observations(garbage):
+  mask = np.array([[True, False, True, False]])  # the second is within
+  ids = np.array([[0, 0, 0, 1]], np.int32)
+  log_ratios = np.array([[0.2, garbage, 0.4, garbage]], np.float32)
+
+  def total(log_ratios):
+    form = sequence_ratio.token_form_log_ratios(
+      log_ratios, mask, ids, num_trajectories=1
+    )
+    return form.sum(), form
+
+  (_, form), gradient = jax.value_and_grad(total, has_aux=True)(log_ratios)
+  np.testing.assert_allclose(form, [[0.3, 0, 0.3, 0]], rtol=1e-6)
+  np.testing.assert_array_equal(gradient, [[1, 0, 1, 0]])
