@@ -70,6 +70,13 @@ def test_adv06_variance_in_two_passes(cases):
   np.testing.assert_allclose(got, sample, rtol=4e-6)
 
 
+def test_adv11_small_spread_at_a_large_mean(cases):
+  rewards = np.array(cases['ADV-11']['input']['A'])
+  want = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+  # One pass in float32 has an error of the size of the variance.
+  np.testing.assert_allclose(_advantages(rewards), want, rtol=1e-2)
+
+
 @pytest.mark.parametrize('scale', [True, False])
 @pytest.mark.parametrize('leave_one_out', [True, False])
 @pytest.mark.parametrize('rewards', [[0.95] * 7, [0.1] * 3, [0.4], [1.0, 1.0]])
