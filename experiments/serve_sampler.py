@@ -6,10 +6,12 @@
 then, with the same settings of `environment` and `sampler`,
 
   python experiments/train.py --config=configs/quickstart.py \
+      --config.cold_start.policy=runs/quickstart/policy \
       --config.sampler.address=127.0.0.1:50051
 
-The policy directory gives sizes and tokenizer; parameters come from the
-runner. One JSON line on standard output says when and where it listens.
+It serves one run at a time, one after another. The policy directory gives
+sizes and tokenizer; parameters come from the runner. One JSON line on standard
+output says when and where it listens.
 """
 
 import logging

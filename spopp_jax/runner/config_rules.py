@@ -9,6 +9,7 @@ import numpy as np
 
 from spopp_jax import objectives, tracker
 from spopp_jax.envs import household
+from spopp_jax.sampler import options
 
 
 class ConfigError(ValueError):
@@ -158,12 +159,17 @@ def _check_flow(config: ml_collections.ConfigDict) -> None:
       f'dispatch.batch_size ({batch_size}) must be at least '
       f'learner.minibatches ({config.learner.minibatches})'
     )
-  if config.sampler.address and ':' not in config.sampler.address:
+  if config.sampler.address:
+    try:
+      options.check_address(config.sampler.address)
+    except ValueError as error:
+      raise ConfigError(f'sampler.address: {error}') from error
+  name = config.run.name
+  if not name or name in ('.', '..') or '/' in name or '\\' in name:
     raise ConfigError(
-      f'sampler.address ({config.sampler.address!r}) must be host:port'
+      f'run.name ({name!r}) must be the name of one directory; run.directory '
+      'says where it lies'
     )
-  if not config.run.name:
-    raise ConfigError('run.name must not be empty')
 
 
 def _check_shapes(config: ml_collections.ConfigDict) -> None:

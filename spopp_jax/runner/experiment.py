@@ -84,9 +84,8 @@ def run(
     Exception: one of EXPECTED_ERRORS, with a text that says what to do.
   """
   start = time.perf_counter()
-  directory = run_directory.prepare(config)
   tasks = envs.load_tasks(config.environment)
-  policy = prepare_policy(config, directory, tasks)
+  directory, policy = _prepare(config, tasks)
   with contextlib.ExitStack() as stack:
     if sampler is None:
       sampler = sampling.connect(config, policy, directory, tasks)
@@ -117,25 +116,25 @@ def run(
   return Result(directory, policy, components, before, after, wall_s)
 
 
-def prepare_policy(
-  config: ml_collections.ConfigDict,
-  directory: pathlib.Path,
-  tasks: household.HouseholdTasks,
-) -> policy_files.Policy:
-  """Loads the configured starting policy or trains one; saves it in the run.
+def _prepare(
+  config: ml_collections.ConfigDict, tasks: household.HouseholdTasks
+) -> tuple[pathlib.Path, policy_files.Policy]:
+  """Returns the run's directory and its starting policy, which it holds.
 
-  Raises:
-    ValueError: the configured policy is missing or broken.
+  A given policy is read before the directory is made, so that a refused start
+  leaves nothing behind.
   """
-  path = directory / 'policy'
   if config.run.resume:
-    return policy_files.load(path)
+    directory = run_directory.prepare(config)
+    return directory, policy_files.load(directory / 'policy')
   if config.cold_start.policy:
     policy = policy_files.load(config.cold_start.policy)
+    directory = run_directory.prepare(config)
   else:
+    directory = run_directory.prepare(config)
     policy = cold_start.train_policy(config, tasks)
-  policy_files.save(path, policy)
-  return policy
+  policy_files.save(directory / 'policy', policy)
+  return directory, policy
 
 
 def _offline_outcomes(
@@ -208,6 +207,11 @@ def _assemble(
   )
   checkpoints = checkpoint.CheckpointStore(directory / 'checkpoints')
   saved = checkpoints.restore({'state': state}) if config.run.resume else None
+  if saved and saved.step > config.run.steps:
+    raise config_lib.ConfigError(
+      f'run.steps ({config.run.steps}) lies behind the checkpoint of step '
+      f'{saved.step} that is to be resumed'
+    )
   components = training.Training(
     config=config,
     directory=directory,

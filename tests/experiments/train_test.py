@@ -30,6 +30,7 @@ def said(tmp_path, capsys, jax_settings):
 
 def test_a_missing_policy_is_named_with_what_makes_one(said, tmp_path):
   message = said(f'cold_start.policy={tmp_path}/nowhere')
+  assert not list((tmp_path / 'runs').glob('*'))  # nothing takes the name
   assert message.startswith('train.py: error: ')
   assert f'{tmp_path}/nowhere is not a directory' in message
   assert 'experiments/cold_start.py' in message

@@ -64,6 +64,8 @@ class Game:
         f'found {len(agents)}'
       )
     self._check_homes()
+    if self.goal in ((), ('and',)):
+      raise GameError(f'game {self.id!r}: the goal is empty')
     try:
       goals.compile_goal(self.goal, self.entities, frozenset(self.facts))
     except ValueError as error:

@@ -73,7 +73,7 @@ def _read_rows(path: pathlib.Path) -> Iterator[tuple[str, Game]]:
         if line.strip():
           where = f'{path}, row {number}'
           yield where, game_from_row(_load_json(line, where), where)
-  except (EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+  except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
     raise GameError(
       f'{path}: not readable after row {number}, the file looks cut: {error}'
     ) from error
@@ -81,7 +81,7 @@ def _read_rows(path: pathlib.Path) -> Iterator[tuple[str, Game]]:
 
 def _read_file(path: pathlib.Path, game_id: str) -> Game | None:
   """Reads one game; None when the file says that it cannot be won."""
-  data = _load_json(path.read_bytes(), str(path))
+  data = _load_json(_bytes(path), str(path))
   if data.get('solvable') is False:
     return None
   grammar = _text(data, 'grammar', str(path))
@@ -95,12 +95,19 @@ def _read_file(path: pathlib.Path, game_id: str) -> Game | None:
     )
   trajectory = path.with_name('traj_data.json')
   if trajectory.is_file():
-    described = _load_json(trajectory.read_bytes(), str(trajectory))
+    described = _load_json(_bytes(trajectory), str(trajectory))
     kind = _text(described, 'task_type', str(trajectory))
   else:
     kind = _kind_in_path(path)
   row = {**data, 'id': game_id, 'type': kind, 'task': task[1]}
   return game_from_row(row, str(path))
+
+
+def _bytes(path: pathlib.Path) -> bytes:
+  try:
+    return path.read_bytes()
+  except OSError as error:
+    raise GameError(f'{path}: cannot be read: {error}') from error
 
 
 def _kind_in_path(path: pathlib.Path) -> str:
@@ -117,7 +124,7 @@ def _kind_in_path(path: pathlib.Path) -> str:
 def _load_json(text: str | bytes, where: str) -> dict[str, Any]:
   try:
     data = json.loads(text)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise GameError(
       f'{where}: not JSON, the text looks cut: {error}'
     ) from error
@@ -168,6 +175,8 @@ def game_from_row(row: dict[str, Any], where: str) -> Game:
       facts=problem.facts,
       goal=problem.goal,
     )
+  except RecursionError as error:
+    raise GameError(f'{where}: the problem is nested too deeply') from error
   except ValueError as error:
     if str(error).startswith(where):
       raise

@@ -189,3 +189,34 @@ def test_wrong_paths(tmp_path):
   (tmp_path / 'games.jsonl').write_text('')
   with pytest.raises(household.GameError, match='holds no games'):
     household.load_games(tmp_path / 'games.jsonl')
+
+
+def test_an_empty_goal_is_refused_with_file_and_row(tmp_path, row):
+  start = row['pddl_problem'].index('(:goal')
+  row['pddl_problem'] = row['pddl_problem'][:start] + '(:goal (and)))'
+  path = tmp_path / 'games.jsonl'
+  path.write_text(json.dumps(row))
+  with pytest.raises(household.GameError, match=r'row 1.*the goal is empty'):
+    household.load_games(path)
+
+
+@pytest.mark.parametrize('deep', ['[' * 100_000, None])
+def test_nesting_without_end_is_refused_with_file_and_row(tmp_path, row, deep):
+  if deep is None:
+    start = row['pddl_problem'].index('(:goal')
+    nested = '(not ' * 5_000 + 'x' + ')' * 5_000
+    row['pddl_problem'] = row['pddl_problem'][:start] + f'(:goal {nested}))'
+    deep = json.dumps(row)
+  path = tmp_path / 'games.jsonl'
+  path.write_text(deep)
+  with pytest.raises(household.GameError, match='row 1'):
+    household.load_games(path)
+
+
+def test_a_directory_in_place_of_a_game_is_named(tmp_path):
+  path = tmp_path / 'pick_and_place_simple-x' / 'game.tw-pddl'
+  path.mkdir(parents=True)
+  with pytest.raises(
+    household.GameError, match=r'game\.tw-pddl: cannot be read'
+  ):
+    household.load_games(tmp_path)
