@@ -31,7 +31,7 @@ def changed(config):
       new = {
         int: lambda v: v + 1,
         float: lambda v: v + 0.5,
-        str: lambda v: v + 'a path with spaces:1',
+        str: lambda v: v + 'unix:a path with spaces',
         tuple: lambda v: (*v, 'heat'),
       }[type(value)](value)
       config[block][key] = new

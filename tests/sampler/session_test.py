@@ -77,11 +77,13 @@ def test_a_run_resumed_after_kill_9_gets_answers_of_its_own_snapshot():
     )
     with runner:
       assert runner.stdout.readline().strip() in ('r1', 'r2')
-      scripted.wait_until(lambda: len(engine.histories) == 2)
-      assert engine.num_open == 1
-      runner.kill()
+      try:
+        scripted.wait_until(lambda: len(engine.histories) == 2)
+        scripted.wait_until(lambda: engine.num_open == 1)
+      finally:
+        runner.kill()
     resumed = client.SamplerClient(server.address, expected)
-    assert engine.num_open == 0
+    scripted.wait_until(lambda: engine.num_open == 0)
     checksum = resumed.publish(scripted.params(3.0), 3)
     resumed.submit([scripted.request(n, 'win-1', version=3) for n in (1, 2, 3)])
     results = scripted.collect(resumed, 3)
