@@ -62,18 +62,10 @@ def pack(
     row_buckets,
     limit=-(-num_slots // minibatches),
   )
-  shape = (minibatches, rows, row_length)
-  batch = types.PackedBatch(
-    tokens=np.zeros(shape, np.int32),
-    positions=np.zeros(shape, np.int32),
-    segment_ids=np.zeros(shape, np.int32),
-    trajectory_ids=np.full(shape, num_slots, np.int32),
-    action_mask=np.zeros(shape, bool),
-    behaviour_logprobs=np.zeros(shape, np.float32),
+  batch = _padding((minibatches, rows, row_length), num_slots)._replace(
     rewards=_padded([t.reward for t in trajectories], num_slots),
     values=_padded(values, num_slots),
     usable=np.arange(num_slots) < n,
-    group_ids=np.arange(num_slots, dtype=np.int32),
   )
   for m, layout in enumerate(layouts):
     for row, members in enumerate(layout):
@@ -110,6 +102,22 @@ def _first_fit(
     rows[fit].append(i)
     free[fit] -= length
   return rows
+
+
+def _padding(shape: tuple[int, int, int], num_slots: int) -> types.PackedBatch:
+  """Returns a batch of padding alone; per-token arrays have the shape."""
+  return types.PackedBatch(
+    tokens=np.zeros(shape, np.int32),
+    positions=np.zeros(shape, np.int32),
+    segment_ids=np.zeros(shape, np.int32),
+    trajectory_ids=np.full(shape, num_slots, np.int32),
+    action_mask=np.zeros(shape, bool),
+    behaviour_logprobs=np.zeros(shape, np.float32),
+    rewards=np.zeros(num_slots, np.float32),
+    values=np.zeros(num_slots, np.float32),
+    usable=np.zeros(num_slots, bool),
+    group_ids=np.arange(num_slots, dtype=np.int32),
+  )
 
 
 def _fill_row(
