@@ -1,7 +1,8 @@
 """Records shared by every package; axes are named here once; no logic.
 
-Axes: B rows, S tokens, N trajectories, M optimizer minibatches. All per-token
-arrays are aligned on the token itself: entry `s` speaks of token `s`, so the
+Axes: B rows, S tokens, N trajectories, M optimizer minibatches, G groups, K
+members a group, C ids that truncated decoding kept. All per-token arrays are
+aligned on the token itself: entry `s` speaks of token `s`, so the
 log-probability at `s` is log p(token_s | tokens before s in its segment).
 """
 
@@ -31,6 +32,18 @@ class Status(enum.IntEnum):
   CANCELLED = 12
 
 
+class LogprobKind(enum.IntEnum):
+  """Which distribution behaviour log-probs speak of (values cross the wire).
+
+  Both come after temperature. PROCESSED is the one that was sampled from,
+  after top-k and top-p; RAW is the one before them. Without truncation they
+  are the same.
+  """
+
+  PROCESSED = 1
+  RAW = 2
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
   """How the sampler turns logits into tokens.
@@ -49,6 +62,11 @@ class SamplingParams:
   max_turn_tokens: int = 16
   max_turns: int = 50
 
+  @property
+  def truncated(self) -> bool:
+    """Whether top-k or top-p may forbid tokens."""
+    return self.top_p < 1 or self.top_k > 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
@@ -61,6 +79,7 @@ class Ticket:
     policy_version: version of the snapshot asked to generate.
     step: learner step whose collection the request was dispatched for.
     seed: seed of the request's own random stream, in [0, 2**32).
+    group_id: the prompt group it was dispatched in; -1 is a group of its own.
   """
 
   request_id: str
@@ -69,6 +88,23 @@ class Ticket:
   policy_version: int
   step: int
   seed: int
+  group_id: int = -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeptIds:
+  """Token ids that truncated decoding left to choose from (host arrays, CSR).
+
+  Action token k of a trajectory was drawn from ids[offsets[k]:offsets[k + 1]],
+  its own id among them.
+
+  Attributes:
+    ids: [E] int32; distinct within one action token.
+    offsets: [L + 1] int64; rising from 0 to E, L action tokens.
+  """
+
+  ids: np.ndarray
+  offsets: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,12 +120,15 @@ class Trajectory:
     weights_checksum: sha256 hex of that snapshot's bytes.
     tokens: [T] int32; prompt, actions and observations in order.
     action_mask: [T] bool; True where the policy sampled the token.
-    behaviour_logprobs: [T] float32 nats under the distribution that was
-      sampled from (after temperature); 0 where action_mask is False.
+    behaviour_logprobs: [T] float32 nats of the distribution that logprob_kind
+      names; 0 where action_mask is False.
     num_turns: environment interactions.
     sampling: parameters that were used.
     seconds: wall time from start of generation to the end, in s.
     detail: reason in words when status is not OK; else ''.
+    logprob_kind: what behaviour_logprobs speak of.
+    kept: what truncated decoding kept; None if decoding was not truncated or
+      the sampler does not say.
   """
 
   request_id: str
@@ -105,6 +144,8 @@ class Trajectory:
   sampling: SamplingParams
   seconds: float = 0.0
   detail: str = ''
+  logprob_kind: LogprobKind = LogprobKind.PROCESSED
+  kept: KeptIds | None = None
 
   @property
   def num_actions(self) -> int:
@@ -125,10 +166,14 @@ class PackedBatch(NamedTuple):
     action_mask: [B, S] bool; the one mask that lengths, statistics and loss
       read.
     behaviour_logprobs: [B, S] float32 nats; 0 where action_mask is False.
+    kept_ids: [B, S, C] int32; ids that decoding could choose from, -1 in free
+      slots; none at all means the whole vocabulary. C = 0 for batches that
+      were not truncated.
     rewards: [N] float32.
     values: [N] float32; v-hat frozen at dispatch.
     usable: [N] bool; False for padded trajectory slots.
-    group_ids: [N] int32; trajectories of one prompt group share it.
+    group_ids: [N] int32; trajectories of one prompt group share it. With K
+      members a group they lie in [0, N // K); others are padding.
   """
 
   tokens: Array
@@ -137,6 +182,7 @@ class PackedBatch(NamedTuple):
   trajectory_ids: Array
   action_mask: Array
   behaviour_logprobs: Array
+  kept_ids: Array
   rewards: Array
   values: Array
   usable: Array

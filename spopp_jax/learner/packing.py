@@ -1,6 +1,6 @@
 """Packs trajectories of different lengths into rows of one static shape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,6 +17,8 @@ def pack(
   trajectories: Sequence[types.Trajectory],
   values: Sequence[float],
   *,
+  groups: Sequence[int] | None = None,
+  group_size: int = 1,
   num_slots: int,
   minibatches: int,
   row_length: int,
@@ -25,25 +27,29 @@ def pack(
 ) -> types.PackedBatch:
   """Packs a collected batch, cut into optimizer minibatches.
 
-  Trajectories are dealt to minibatches in a random order (in the given order
-  without `rng`), then laid first-fit by decreasing length into rows. Rows are
-  padded to the smallest bucket that fits every minibatch, so that a run
-  compiles once a bucket.
+  Whole groups are dealt to minibatches in a random order (in the given order
+  without `rng`), then trajectories are laid first-fit by decreasing length
+  into rows. Rows are padded to the smallest bucket that fits every minibatch,
+  so that a run compiles once a bucket.
 
   Args:
     trajectories: n <= num_slots trajectories of at most row_length tokens.
     values: n frozen baselines, in [0, 1].
+    groups: n keys; trajectories of one prompt group share one. None makes
+      every trajectory a group of its own.
+    group_size: K; members of a group at most.
     num_slots: N, static; slots beyond n are not usable.
     minibatches: M.
     row_length: S.
     row_buckets: allowed numbers of rows; one row a trajectory always fits.
-    rng: deals trajectories to minibatches.
+    rng: deals groups to minibatches.
 
   Returns:
     A PackedBatch of numpy arrays; those per token are [M, B, S].
 
   Raises:
-    ValueError: too many trajectories, or one longer than a row.
+    ValueError: too many trajectories or groups, one longer than a row, or a
+      group with more than K members.
   """
   n = len(trajectories)
   if n > num_slots:
@@ -54,22 +60,35 @@ def pack(
         f'trajectory {trajectory.request_id} has {len(trajectory.tokens)} '
         f'tokens, a row holds {row_length}: raise learner.row_length'
       )
-  order = np.arange(n) if rng is None else rng.permutation(n)
-  shares = [order[m::minibatches].tolist() for m in range(minibatches)]
+  num_groups = num_slots // group_size
+  members = _members(range(n) if groups is None else groups)
+  _check_groups(members, num_groups, group_size)
+  order = np.arange(len(members))
+  if rng is not None:
+    order = rng.permutation(len(members))
+  shares = [
+    [i for g in order[m::minibatches] for i in members[g]]
+    for m in range(minibatches)
+  ]
   layouts = [_first_fit(share, trajectories, row_length) for share in shares]
   rows = row_count(
     max(len(layout) for layout in layouts),
     row_buckets,
-    limit=-(-num_slots // minibatches),
+    limit=-(-num_groups // minibatches) * group_size,
   )
-  batch = _padding((minibatches, rows, row_length), num_slots)._replace(
+  group_ids = np.full(num_slots, num_groups, np.int32)
+  for group, indices in enumerate(members):
+    group_ids[indices] = group
+  shape = (minibatches, rows, row_length)
+  batch = _padding(shape, num_slots, _kept_width(trajectories))._replace(
     rewards=_padded([t.reward for t in trajectories], num_slots),
     values=_padded(values, num_slots),
     usable=np.arange(num_slots) < n,
+    group_ids=group_ids,
   )
   for m, layout in enumerate(layouts):
-    for row, members in enumerate(layout):
-      _fill_row(batch, (m, row), members, trajectories)
+    for row, in_row in enumerate(layout):
+      _fill_row(batch, (m, row), in_row, trajectories)
   return batch
 
 
@@ -83,6 +102,40 @@ def unpack(
     where = ids == i
     output[positions[where]] = per_token[where]
   return outputs
+
+
+def _members(groups: Iterable[int]) -> list[list[int]]:
+  """Returns each group's trajectories; groups in order of appearance."""
+  members: dict[int, list[int]] = {}
+  for i, group in enumerate(groups):
+    members.setdefault(group, []).append(i)
+  return list(members.values())
+
+
+def _check_groups(
+  members: Sequence[Sequence[int]], num_groups: int, group_size: int
+) -> None:
+  if len(members) > num_groups:
+    raise ValueError(
+      f'{len(members)} groups do not fit {num_groups} groups of {group_size}'
+    )
+  largest = max(map(len, members), default=0)
+  if largest > group_size:
+    raise ValueError(f'a group has {largest} members, at most {group_size} fit')
+
+
+def _kept_width(trajectories: Sequence[types.Trajectory]) -> int:
+  """Returns C: top_k where it bounds every set, else a power of two."""
+  bounds = [t.sampling.top_k for t in trajectories if t.kept is not None]
+  if all(bounds):
+    return max(bounds, default=0)
+  sizes = [_kept_sizes(t.kept) for t in trajectories if t.kept is not None]
+  largest = max(int(size.max(initial=1)) for size in sizes)
+  return 1 << (largest - 1).bit_length()
+
+
+def _kept_sizes(kept: types.KeptIds) -> np.ndarray:
+  return np.diff(kept.offsets)
 
 
 def _first_fit(
@@ -104,7 +157,9 @@ def _first_fit(
   return rows
 
 
-def _padding(shape: tuple[int, int, int], num_slots: int) -> types.PackedBatch:
+def _padding(
+  shape: tuple[int, int, int], num_slots: int, kept_width: int
+) -> types.PackedBatch:
   """Returns a batch of padding alone; per-token arrays have the shape."""
   return types.PackedBatch(
     tokens=np.zeros(shape, np.int32),
@@ -113,6 +168,7 @@ def _padding(shape: tuple[int, int, int], num_slots: int) -> types.PackedBatch:
     trajectory_ids=np.full(shape, num_slots, np.int32),
     action_mask=np.zeros(shape, bool),
     behaviour_logprobs=np.zeros(shape, np.float32),
+    kept_ids=np.full((*shape, kept_width), -1, np.int32),
     rewards=np.zeros(num_slots, np.float32),
     values=np.zeros(num_slots, np.float32),
     usable=np.zeros(num_slots, bool),
@@ -136,7 +192,19 @@ def _fill_row(
     batch.trajectory_ids[span] = i
     batch.action_mask[span] = t.action_mask
     batch.behaviour_logprobs[span] = t.behaviour_logprobs
+    if t.kept is not None:
+      batch.kept_ids[span][t.action_mask] = _kept_rows(
+        t.kept, batch.kept_ids.shape[-1]
+      )
     start += len(t.tokens)
+
+
+def _kept_rows(kept: types.KeptIds, width: int) -> np.ndarray:
+  """Returns the kept ids as [L, width] int32, -1 in free slots."""
+  filled = np.arange(width) < _kept_sizes(kept)[:, None]
+  rows = np.full(filled.shape, -1, np.int32)
+  rows[filled] = kept.ids
+  return rows
 
 
 def _padded(values: Sequence[float], size: int) -> np.ndarray:

@@ -162,6 +162,7 @@ _PER_TOKEN = (
   'trajectory_ids',
   'action_mask',
   'behaviour_logprobs',
+  'kept_ids',
 )
 
 
@@ -186,7 +187,7 @@ def _update(
   batch: types.PackedBatch,
 ) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
   """Standardizes once, then scans the minibatches."""
-  merge = lambda x: x.reshape(-1, x.shape[-1])
+  merge = lambda x: jnp.concatenate(x, axis=0)  # [M, B, ...] to [M B, ...]
   whole = batch._replace(**{k: merge(v) for k, v in _rows(batch).items()})
   advantages = objective.advantages(whole)
   single = batch.tokens.shape[0] == 1

@@ -86,7 +86,7 @@ def test_every_field_follows_its_trajectory():
   np.testing.assert_array_equal(batch.rewards, [0, 1 / 8, 2 / 8, 0, 0])
   np.testing.assert_array_equal(batch.values, [0, 1 / 16, 2 / 16, 0, 0])
   np.testing.assert_array_equal(batch.usable, [1, 1, 1, 0, 0])
-  np.testing.assert_array_equal(batch.group_ids, range(5))
+  np.testing.assert_array_equal(batch.group_ids, [0, 1, 2, 5, 5])
   assert {name: getattr(batch, name).dtype.name for name in batch._fields} == {
     'tokens': 'int32',
     'positions': 'int32',

@@ -260,7 +260,7 @@ def test_a_mapped_axis_gives_the_same_as_the_whole(make_jitted, name, episodes):
   # Each of three devices holds one row with its two trajectories.
   local_ids = batch.trajectory_ids - 2 * np.arange(3, dtype=np.int32)[:, None]
   local_ids = np.where(batch.segment_ids > 0, local_ids, 2)
-  shard = lambda x: x.reshape(3, -1, *x.shape[1:])
+  shard = lambda x: x.reshape(3, x.shape[0] // 3, *x.shape[1:])
   shards = jax.tree.map(shard, batch._replace(trajectory_ids=local_ids))
   mapped = objectives.make_objective(name, {}, axis_name='data')
   got = jax.vmap(functools.partial(_run, mapped), axis_name='data')(

@@ -75,6 +75,7 @@ class Episodes:
       trajectory_ids=ids,
       action_mask=columns['action_mask'],
       behaviour_logprobs=columns['behaviour'],
+      kept_ids=np.zeros((*shape, 0), np.int32),
       rewards=np.append(self.rewards, np.full(extra, fill, np.float32)),
       values=np.append(self.values, np.full(extra, fill, np.float32)),
       usable=np.arange(slots) < NUM,

@@ -30,6 +30,7 @@ def make_batch(rng):
     trajectory_ids=np.broadcast_to(local, shape).astype(np.int32),
     action_mask=(rng.random(shape) < 0.6) & (local < 2),
     behaviour_logprobs=rng.normal(-2, 1, shape).astype(np.float32),
+    kept_ids=np.zeros((*shape, 0), np.int32),
     rewards=rng.integers(0, 2, size).astype(np.float32),
     values=rng.random(size).astype(np.float32),
     usable=np.arange(size) != 3,
@@ -100,7 +101,8 @@ def main(name):
     )
   )
   shards = jax.tree.map(
-    lambda x: x.reshape(_DEVICES, -1, *x.shape[1:]), (local, proximal, current)
+    lambda x: x.reshape(_DEVICES, x.shape[0] // _DEVICES, *x.shape[1:]),
+    (local, proximal, current),
   )
   advantages, gradient, scalars = jax.pmap(run, axis_name='data')(*shards)
   by_pmap = (
