@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from spopp_jax import types
 from spopp_jax.kernels import reduction
 
-Variant = Literal['paper', 'areal']
+Variant = Literal['paper', 'official_cap', 'areal']
 
 
 class SecondMomentMask(NamedTuple):
@@ -41,6 +41,9 @@ def second_moment_mask(
 
     x = log(current / behaviour)
     paper: T = {A > 0, x > 0} + {A < 0, x < 0}; T may be dropped wholly
+    official_cap: the same T; c^2 is the largest x^2 such that the mean of
+      min(x^2, c^2) stays below the threshold, and |x| >= c is dropped if any
+      must be: capping counts what it caps, so it takes more than dropping
     areal: T = all counted tokens; the smallest is always left
 
   Tokens outside T are kept. T is chosen over the whole optimizer minibatch:
@@ -49,15 +52,17 @@ def second_moment_mask(
   may change which of them go, never how many. O(n log n), static shapes.
 
   Example: A = 1, x^2 = [.25, .04, .01, 0], threshold .04: the mean .075
-  exceeds it, without the first it is .0167, so the first token is dropped. If
-  every x^2 exceeds the threshold, all of T is dropped and `all_masked` is set.
+  exceeds it, without the first it is .0167, so the first token is dropped;
+  official_cap has c^2 = .04 (mean .0225), and drops the first two. If every
+  x^2 exceeds the threshold, all of T is dropped and `all_masked` is set.
 
   Args:
     log_ratios: [B, S] float32 nats; x, finite where counted.
     advantages: [B, S] float32; each token's advantage; unread by areal.
     mask: [B, S] bool; counted tokens, the others are not read.
     threshold: > 0, nats^2; the published value is 0.04.
-    variant: 'paper', or 'areal' for what that trainer does.
+    variant: 'paper', or what the authors' ('official_cap', without that
+      code's floor on the range) and another ('areal') trainer do.
     axis_name: mapped axis that the rows are spread over, if any; every device
       then sorts the tokens of all.
 
@@ -78,17 +83,12 @@ def second_moment_mask(
   x = jax.lax.stop_gradient(jnp.where(mask, log_ratios, 0))
   x = x.astype(jnp.float32)
   trusted = mask
-  if variant == 'paper':
+  if variant != 'areal':
     rising = (advantages > 0) & (x > 0)
     trusted = mask & (rising | ((advantages < 0) & (x < 0)))
 
   squares = jnp.where(trusted, x**2, jnp.inf)  # inf sorts behind all of T
-  dropped = _dropped(
-    squares,
-    threshold=threshold,
-    num_kept_at_least=0 if variant == 'paper' else 1,
-    axis_name=axis_name,
-  )
+  dropped = _dropped(squares, threshold, variant, axis_name)
   left = trusted & ~dropped
 
   def mean_and_count(chosen):
@@ -108,22 +108,19 @@ def second_moment_mask(
   )
 
 
-def _dropped(squares, *, threshold, num_kept_at_least, axis_name):
-  """Marks all but the longest run of smallest entries with a small mean.
-
-  Means of the k smallest never fall with k, so the loop "drop the largest
-  while the mean is too large" ends at the largest k whose mean fits.
-  """
+def _dropped(squares, threshold, variant, axis_name):
+  """Marks all but the smallest entries, as many as the variant keeps."""
   gathered = squares
   if axis_name is not None:
     gathered = jax.lax.all_gather(squares, axis_name, tiled=True)
   flat = gathered.reshape(-1)
   # Reversed, a stable ascending sort leaves the first of equals to the end.
   order = flat.size - 1 - jnp.argsort(flat[::-1], stable=True)
+  count = _capped_count if variant == 'official_cap' else _fitting_count
+  num_kept = count(flat[order], threshold)
+  if variant == 'areal':
+    num_kept = jnp.maximum(num_kept, 1)
   ranks = jnp.arange(flat.size)
-  totals = jnp.cumsum(flat[order])
-  fits = totals <= threshold * (ranks + 1).astype(jnp.float32)
-  num_kept = jnp.maximum(jnp.sum(fits), num_kept_at_least)
   dropped = jnp.zeros(flat.shape, bool).at[order].set(ranks >= num_kept)
   dropped = dropped.reshape(gathered.shape)
   if axis_name is None:
@@ -131,3 +128,28 @@ def _dropped(squares, *, threshold, num_kept_at_least, axis_name):
   rows = squares.shape[0]
   start = jax.lax.axis_index(axis_name) * rows
   return jax.lax.dynamic_slice_in_dim(dropped, start, rows)
+
+
+def _fitting_count(ascending, threshold):
+  """Longest run of smallest entries with a mean of at most the threshold.
+
+  Means of the k smallest never fall with k, so the loop "drop the largest
+  while the mean is too large" ends at the largest k whose mean fits.
+  """
+  sizes = jnp.arange(1, ascending.size + 1).astype(jnp.float32)
+  return jnp.sum(jnp.cumsum(ascending) <= threshold * sizes)
+
+
+def _capped_count(ascending, threshold):
+  """Entries below the largest one that may cap all; inf is no entry."""
+  entry = jnp.isfinite(ascending)
+  number = jnp.sum(entry)
+  values = jnp.where(entry, ascending, 0)
+  totals = jnp.cumsum(values)
+  larger = number - 1 - jnp.arange(ascending.size)
+  capped_totals = totals + values * larger.astype(jnp.float32)
+  budget = threshold * number.astype(jnp.float32)
+  num_caps = jnp.sum(entry & (capped_totals < budget))  # totals never fall
+  cap = jnp.where(num_caps > 0, ascending[jnp.maximum(num_caps - 1, 0)], 0)
+  below = jnp.sum(ascending < cap)
+  return jnp.where(totals[-1] <= budget, number, below)

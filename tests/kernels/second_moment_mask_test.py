@@ -57,6 +57,35 @@ def test_m01_areal_ignores_the_sign(vectors):
   )
 
 
+def test_m01_official_cap_also_drops_what_it_caps_at(vectors):
+  vector = vectors['M01_m2po']
+  got = _mask(
+    vector['inputs']['log_ratio'], vector['inputs']['A'], variant='official_cap'
+  )
+  np.testing.assert_array_equal(
+    got.kept[0], vector['expected']['official_grad_keep']
+  )
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_official_cap_is_the_largest_value_that_caps_within_budget(seed):
+  rng = np.random.default_rng(seed)
+  x = rng.choice([0.05, 0.1, 0.17, 0.23, 0.41, 0.8], 12).astype(np.float32)
+  squares = np.float64(x) ** 2
+  caps = [c for c in squares if np.minimum(squares, c).mean() < 0.04]
+  kept = squares < max(caps, default=0)
+  if squares.mean() <= 0.04:
+    kept[:] = True
+  got = _mask(x, 1.0, variant='official_cap')
+  np.testing.assert_array_equal(got.kept[0], kept)
+
+
+def test_official_cap_within_budget_or_beyond_any_cap():
+  assert _mask([0.1, 0.25], 1.0, variant='official_cap').kept.all()
+  got = _mask([0.3, 0.4], 1.0, variant='official_cap')
+  assert got.all_masked
+
+
 @pytest.mark.parametrize('variant', ['paper', 'areal'])
 def test_m03_nothing_fits(vectors, variant):
   vector = vectors['M03_m2po_edge']
@@ -119,18 +148,21 @@ def test_of_equal_tokens_no_more_go_than_must():
   np.testing.assert_array_equal(got.kept, [[0, 1, 1, 1]])
 
 
-@pytest.mark.parametrize('variant', ['paper', 'areal'])
+@pytest.mark.parametrize('variant', ['paper', 'official_cap', 'areal'])
 @pytest.mark.parametrize('garbage', [np.nan, np.inf, -np.inf, 1e30])
 def test_masked_slots_change_nothing(garbage, variant):
   x, advantages = [0.1, 0.5, garbage], [1.0, 1.0, garbage]
   mask = np.array([[True, True, False]])
   got = _mask(x, advantages, mask, variant=variant)
+  if variant == 'official_cap':  # 0.01 caps, and is dropped with what it caps
+    np.testing.assert_array_equal(got.kept, [[0, 0, 0]])
+    return
   np.testing.assert_array_equal(got.kept, [[1, 0, 0]])
   np.testing.assert_allclose(got.second_moment, 0.13, rtol=1e-6)
   np.testing.assert_allclose(got.kept_second_moment, 0.01, rtol=1e-6)
 
 
-@pytest.mark.parametrize('variant', ['paper', 'areal'])
+@pytest.mark.parametrize('variant', ['paper', 'official_cap', 'areal'])
 def test_nothing_counted(variant):
   got = _mask([0.5, 0.5], 1.0, np.zeros((1, 2), bool), variant=variant)
   assert not got.kept.any()
