@@ -1,7 +1,9 @@
 """Sequence-level ratios of GSPO (2507.18071) and GEPO (2508.17850).
 
-Both feed `surrogate.clipped_surrogate` as its current log-probs, with zeros
-for the proximal ones and without a dual clip.
+Both are a log-ratio of whole trajectories that every token carries: GSPO's
+against the proximal or behaviour policy, GEPO's against what the prompt group
+expects. `token_form_log_ratios` feeds `surrogate.clipped_surrogate` as its
+current log-probs, with zeros for the proximal ones.
 """
 
 import chex
@@ -18,21 +20,24 @@ def token_form_log_ratios(
   trajectory_ids: types.Array,
   *,
   num_trajectories: int,
+  length_normalize: bool = True,
 ) -> types.Array:
   """Gives every token its trajectory's log-ratio, its gradient to itself.
 
-    log s_it = sg(mean_i l) + l_it - sg(l_it)
+    log s_it = sg(mean_i l) + l_it - sg(l_it)         (GSPO)
+    log s_it = sg(sum_i l) + L_i (l_it - sg(l_it))    length_normalize=False
 
-  In value each token has the GSPO ratio s_i = exp(mean_i l); in gradient token
-  t has s_i d l_it, so that with seq_mean_token_mean the loss has GSPO's
-  gradient, and tokens may carry advantages of their own. Example: l = [.3,
-  -.1, .2] has log s = .1333 at all three tokens, s = 1.1426.
+  In value each token has the ratio s_i = exp(mean_i l) (or of the sum), so
+  tokens may carry advantages of their own; with seq_mean_token_mean the loss
+  has the gradient of the same loss of s_i. Example: l = [.3, -.1, .2] has
+  log s = .1333 at all three tokens, s = 1.1426.
 
   Args:
-    log_ratios: [B, S] float32 nats; current over proximal.
+    log_ratios: [B, S] float32 nats; current over what it is compared with.
     mask: [B, S] bool; counted tokens.
     trajectory_ids: [B, S] int32 in [0, N]; N is padding.
     num_trajectories: N, static.
+    length_normalize: means over tokens instead of sums, static.
 
   Returns:
     [B, S] float32 nats; 0 outside the mask.
@@ -41,8 +46,14 @@ def token_form_log_ratios(
     log_ratios, mask, trajectory_ids, num_trajectories=num_trajectories
   )
   own = jnp.where(mask, log_ratios, 0).astype(jnp.float32)
-  shared = jax.lax.stop_gradient(segments.to_tokens(means, trajectory_ids))
-  return jnp.where(mask, shared, 0) + (own - jax.lax.stop_gradient(own))
+  shared, gain = segments.to_tokens(means, trajectory_ids), jnp.float32(1)
+  if not length_normalize:
+    lengths = segments.trajectory_lengths(
+      mask, trajectory_ids, num_trajectories=num_trajectories
+    )
+    gain = segments.to_tokens(lengths, trajectory_ids)
+  shared = jax.lax.stop_gradient(jnp.where(mask, shared, 0))
+  return gain * (shared + (own - jax.lax.stop_gradient(own)))
 
 
 def group_expectations(
@@ -94,10 +105,9 @@ def group_expectations(
   return jnp.where(usable, expectations, 0)
 
 
-def group_expectation_log_weights(
-  *,
-  current_logprobs: types.Array,
+def group_expectation_logprobs(
   behaviour_logprobs: types.Array,
+  *,
   mask: types.Array,
   trajectory_ids: types.Array,
   group_ids: types.Array,
@@ -105,45 +115,48 @@ def group_expectation_log_weights(
   num_groups: int,
   length_normalize: bool = True,
 ) -> types.Array:
-  """Returns GEPO's log weights: learner over the group's expectation.
+  """Returns GEPO's denominator as a log-prob of every token, detached.
 
-    log w_i = log p_i - log E_i, the denominator detached
+  The learner's log-probs less these, averaged over a trajectory's tokens (as
+  its authors' code has it) or summed (as the paper has it), are GEPO's
 
-  Sequence log-probs are means over tokens (as its authors' code has it) or
-  sums (as the paper has it). w differs from 1 even for p = q, unless all q of
-  the group are equal. Example: the means log p = [-.45, -.8, -.35, -.6] and
-  log q = [-.5, -.7, -.4, -.9] give w = [1.131, .797, 1.250, .973].
+    log w_i = log p_i - log E_i
+
+  with E of `group_expectations`, log p and log q being means or sums alike.
+  w differs from 1 even for p = q, unless all q of the group are equal.
+  Example: the means log p = [-.45, -.8, -.35, -.6] and log q = [-.5, -.7, -.4,
+  -.9] give w = [1.131, .797, 1.250, .973].
 
   Args:
-    current_logprobs: [B, S] float, nats; p, differentiable.
     behaviour_logprobs: [B, S] float, nats; q.
-    mask: [B, S] bool; counted tokens.
+    mask: [B, S] bool; counted tokens, the others are not read.
     trajectory_ids: [B, S] int32 in [0, N]; N is padding.
     group_ids: [N] int32 in [0, G]; trajectories of one prompt share it, G is
       padding.
     usable: [N] bool; the others join no group.
     num_groups: G, static.
-    length_normalize: means over tokens instead of sums.
+    length_normalize: means over tokens instead of sums, static.
 
   Returns:
-    [N] float32 nats, never clamped; 0 for trajectories that are not usable or
-    have no counted tokens.
+    [B, S] float32 nats: log E_i, over L_i for sums; 0 outside the mask and
+    for trajectories of no group, which must not count.
   """
   num_trajectories = usable.shape[0]
   lengths = segments.trajectory_lengths(
     mask, trajectory_ids, num_trajectories=num_trajectories
   )
-  usable = usable & (lengths > 0)
-  scale = 1 / jnp.maximum(lengths, 1) if length_normalize else 1.0
-
-  def sequence(logprobs):
-    sums = segments.trajectory_sums(
-      logprobs, mask, trajectory_ids, num_trajectories=num_trajectories
-    )
-    return sums * scale
-
-  expectations = group_expectations(
-    sequence(behaviour_logprobs), group_ids, usable, num_groups=num_groups
+  share = 1 / jnp.maximum(lengths, 1)
+  sums = segments.trajectory_sums(
+    behaviour_logprobs,
+    mask,
+    trajectory_ids,
+    num_trajectories=num_trajectories,
   )
-  usable = usable & (group_ids < num_groups)
-  return jnp.where(usable, sequence(current_logprobs), 0) - expectations
+  expectations = group_expectations(
+    sums * share if length_normalize else sums,
+    group_ids,
+    usable & (lengths > 0),
+    num_groups=num_groups,
+  )
+  per_token = expectations if length_normalize else expectations * share
+  return jnp.where(mask, segments.to_tokens(per_token, trajectory_ids), 0)

@@ -1,5 +1,6 @@
 """Surrogates per token: PPO with dual clip (SPO++ section 2.4) and CISPO."""
 
+import math
 from typing import NamedTuple
 
 import chex
@@ -43,24 +44,32 @@ def clipped_surrogate(
   clip_low: float,
   clip_high: float,
   dual_clip: float | None,
+  region_logprobs: types.Array | None = None,
 ) -> Surrogate:
   """Computes the clipped loss, then caps it at -c A where A is negative.
 
     r = exp(current - proximal)
-    clipped = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
+    clipped = -A (1 + clip_high) where A > 0 and r > 1 + clip_high
+              -A (1 - clip_low)  where A < 0 and r < 1 - clip_low
+              -A r               elsewhere
     loss = min(clipped, -c A) where A < 0, else clipped
 
-  Example: A = -1, r = 10, c = 2 gives 2; A = 1, r = 10, clip_high = .2 gives
-  -1.2. Gradient flows through `current_logprobs` alone.
+  The first step is max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); with
+  `region_logprobs` the ratio that may leave the range is against that policy
+  instead, and r carries the gradient inside it. clip_low = 1 and clip_high =
+  inf clip nothing. Example: A = -1, r = 10, c = 2 gives 2; A = 1, r = 10,
+  clip_high = .2 gives -1.2. Gradient flows through `current_logprobs` alone.
 
   Args:
     current_logprobs: [B, S] float, nats; the policy being differentiated.
     proximal_logprobs: [B, S] float, nats; the policy at the step's start.
     advantages: [B, S] float32; each token's advantage.
     mask: [B, S] bool; counted tokens, the others are not read.
-    clip_low: [0, 1); how far r may fall.
-    clip_high: >= 0; how far r may rise.
+    clip_low: [0, 1]; how far the judged ratio may fall.
+    clip_high: >= 0; how far the judged ratio may rise.
     dual_clip: c > 1; None switches the dual clip off.
+    region_logprobs: [B, S] float, nats; the policy whose ratio is judged;
+      None is the proximal one.
 
   Returns:
     The surrogate and its diagnostics.
@@ -75,18 +84,27 @@ def clipped_surrogate(
   bounded = jnp.clip(log_ratio, -_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
   ratio = jnp.exp(bounded)
 
-  free = -advantages * ratio
-  held = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-  loss = jnp.maximum(free, held)
+  judged = jax.lax.stop_gradient(ratio)
+  if region_logprobs is not None:
+    distance = importance.log_ratio(current_logprobs, region_logprobs, mask)
+    judged = jax.lax.stop_gradient(
+      jnp.exp(jnp.clip(distance, -_LOG_RATIO_BOUND, _LOG_RATIO_BOUND))
+    )
+  above = (advantages > 0) & (judged > 1 + clip_high)
+  below = (advantages < 0) & (judged < 1 - clip_low)
+  loss = -advantages * ratio
+  ceiling = 1 + clip_high if math.isfinite(clip_high) else 0  # 0 * inf is NaN
+  loss = jnp.where(above, -advantages * ceiling, loss)
+  loss = jnp.where(below, -advantages * (1 - clip_low), loss)
   dual_clipped = jnp.zeros_like(mask)
   if dual_clip is not None:
-    ceiling = -dual_clip * advantages
-    dual_clipped = (advantages < 0) & (loss > ceiling)
-    loss = jnp.where(advantages < 0, jnp.minimum(loss, ceiling), loss)
+    worst = -dual_clip * advantages
+    dual_clipped = (advantages < 0) & (loss > worst)
+    loss = jnp.where(dual_clipped, worst, loss)
   return Surrogate(
     loss=loss,
     ratio=jnp.where(mask, ratio, 0),
-    clipped=held > free,
+    clipped=above | below,
     dual_clipped=dual_clipped,
     k1=-log_ratio,
     k3=jnp.expm1(bounded) - bounded,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spopp_jax.kernels import importance, segments, sequence_ratio, surrogate
+from spopp_jax.kernels import importance, sequence_ratio, surrogate
 
 IDS = np.array([[0, 0, 0, 0], [1, 1, 1, 1]], np.int32)
 
@@ -108,22 +108,39 @@ def test_sequence_ratios_are_finite_far_off_policy(extreme):
   assert jnp.isfinite(gradient).all()
 
 
-def _gepo(
+def _gepo_log_ratios(
   current, behaviour, mask=None, group_ids=None, usable=None, **options
 ):
-  """Weights of one trajectory a row, `group_ids` all 0 unless given."""
+  """Token log-ratios of one trajectory a row, ids and counted tokens."""
   current = jnp.asarray(current, jnp.float32)
   count, width = current.shape
-  return sequence_ratio.group_expectation_log_weights(
-    current_logprobs=current,
-    behaviour_logprobs=jnp.asarray(behaviour, jnp.float32),
-    mask=np.ones((count, width), bool) if mask is None else mask,
-    trajectory_ids=np.repeat(np.arange(count)[:, None], width, axis=1),
+  ids = np.repeat(np.arange(count)[:, None], width, axis=1)
+  usable = np.ones(count, bool) if usable is None else usable
+  mask = np.ones((count, width), bool) if mask is None else mask
+  mask = mask & usable[:, None]
+  expected = sequence_ratio.group_expectation_logprobs(
+    jnp.asarray(behaviour, jnp.float32),
+    mask=mask,
+    trajectory_ids=ids,
     group_ids=np.zeros(count, int) if group_ids is None else group_ids,
-    usable=np.ones(count, bool) if usable is None else usable,
+    usable=usable,
     num_groups=count,
     **options,
   )
+  return importance.log_ratio(current, expected, mask), ids, mask
+
+
+def _gepo(current, behaviour, *args, length_normalize=True, **options):
+  """Log weights [N]; one trajectory a row, all of one group by default."""
+  log_ratios, ids, mask = _gepo_log_ratios(
+    current, behaviour, *args, length_normalize=length_normalize, **options
+  )
+  reduce = (
+    importance.sequence_mean_log_ratios
+    if length_normalize
+    else importance.sequence_log_weights
+  )
+  return reduce(log_ratios, mask, ids, num_trajectories=len(ids))
 
 
 def _s03(vectors):
@@ -165,22 +182,21 @@ def test_sums_by_hand():
 
 def test_groups_go_by_id_and_hold_only_usable_members(vectors):
   current, behaviour, want = _s03(vectors)
-  # The golden group stands at places 1, 3, 4, 6, with others between.
-  places = [1, 3, 4, 6]
-  spread = lambda rows: np.insert(rows, [0, 1, 3], np.nan, axis=0)
-  alone = [0, 2, 5]
+  # The golden group stands at places 1, 2, 3, 5, with others between.
+  places = [1, 2, 3, 5]
+  spread = lambda rows: np.insert(rows, [0, 3], np.nan, axis=0)
   all_current, all_behaviour = spread(current), spread(behaviour)
-  all_current[alone] = [[-1.0, -1.0], [-2.0, -2.0], [np.nan, np.nan]]
-  all_behaviour[alone] = [[-1.5, -1.5], [-2.0, -2.0], [np.nan, np.nan]]
-  group_ids = np.array([0, 2, 7, 2, 2, 2, 2])
-  usable = np.array([1, 1, 1, 1, 1, 0, 1], bool)
+  all_current[[0, 4]] = [[-1.0, -1.0], [np.nan, np.nan]]
+  all_behaviour[[0, 4]] = [[-1.5, -1.5], [np.nan, np.nan]]
+  group_ids = np.array([0, 2, 2, 2, 2, 2])
+  usable = np.array([1, 1, 1, 1, 0, 1], bool)
   got = jnp.exp(
     _gepo(all_current, all_behaviour, group_ids=group_ids, usable=usable)
   )
   np.testing.assert_allclose(got[np.array(places)], want, rtol=1e-5)
-  # A group of one: p / q. Padding and unusable members: weight 1, no NaN.
+  # A group of one has p / q; one that is not usable has 1, no NaN.
   np.testing.assert_allclose(
-    got[np.array(alone)], [np.exp(0.5), 1, 1], rtol=1e-5
+    got[jnp.array([0, 4])], [np.exp(0.5), 1], rtol=1e-5
   )
 
 
@@ -236,18 +252,30 @@ def test_group_expectations_under_vmap():
   )
 
 
-def test_gepo_tokens_carry_the_gradient_of_their_trajectory(vectors):
+@pytest.mark.parametrize('length_normalize', [True, False])
+def test_gepo_tokens_carry_the_gradient_of_their_trajectory(
+  vectors, length_normalize
+):
   # w at every token, averaged over tokens and trajectories, is mean(w).
   current, behaviour, want = _s03(vectors)
-  ids = np.repeat(np.arange(4)[:, None], 2, axis=1)
+  if not length_normalize:
+    want = np.exp(_gepo(current, behaviour, length_normalize=False))
 
   def loss(current):
-    tokens = segments.to_tokens(_gepo(current, behaviour), ids)
+    log_ratios, ids, mask = _gepo_log_ratios(
+      current, behaviour, length_normalize=length_normalize
+    )
     return surrogate.clipped_surrogate(
-      current_logprobs=tokens,
+      current_logprobs=sequence_ratio.token_form_log_ratios(
+        log_ratios,
+        mask,
+        ids,
+        num_trajectories=4,
+        length_normalize=length_normalize,
+      ),
       proximal_logprobs=jnp.zeros((4, 2)),
       advantages=np.ones((4, 2), np.float32),
-      mask=np.ones((4, 2), bool),
+      mask=mask,
       clip_low=0.2,
       clip_high=0.2,
       dual_clip=None,
@@ -255,8 +283,10 @@ def test_gepo_tokens_carry_the_gradient_of_their_trajectory(vectors):
 
   value, gradient = jax.value_and_grad(loss)(jnp.asarray(current, jnp.float32))
   np.testing.assert_allclose(value, -np.minimum(want, 1.2).mean(), rtol=1e-5)
-  free = np.where(want < 1.2, want, 0)[:, None] * [[-0.125, -0.125]]
+  share = -0.125 if length_normalize else -0.25  # d mean / d l_t, d sum / d l_t
+  free = np.where(want < 1.2, want, 0)[:, None] * [[share, share]]
   np.testing.assert_allclose(gradient, free, rtol=1e-5)
+  assert (want < 1.2).any()
 
 
 def test_misuse_is_refused():

@@ -294,3 +294,59 @@ def test_cispo_keeps_a_bounded_gradient_far_off_policy(log_ratio):
   np.testing.assert_allclose(
     gradient, [[1.2 if log_ratio > 0 else 0.2]], rtol=1e-6
   )
+
+
+@pytest.mark.parametrize(
+  ('advantage', 'judged', 'loss', 'slope'),
+  [
+    (1.0, 1.1, -1.05, -1.05),  # inside: the ratio to the proximal policy
+    (1.0, 1.3, -1.2, 0.0),  # left above: the constant bound
+    (1.0, 0.5, -1.05, -1.05),  # below is the other side for A > 0
+    (-1.0, 0.7, 0.8, 0.0),
+    (-1.0, 1.3, 1.05, 1.05),
+  ],
+)
+def test_the_region_may_be_judged_on_another_policy(
+  advantage, judged, loss, slope
+):
+  current = jnp.asarray([[-1.0]])
+
+  def total(current):
+    return surrogate.clipped_surrogate(
+      current_logprobs=current,
+      proximal_logprobs=jnp.asarray([[-1.0]]) - np.log(1.05),
+      region_logprobs=jnp.asarray([[-1.0]]) - np.log(judged),
+      advantages=np.array([[advantage]], np.float32),
+      mask=np.ones((1, 1), bool),
+      clip_low=0.2,
+      clip_high=0.2,
+      dual_clip=None,
+    ).loss.sum()
+
+  value, gradient = jax.value_and_grad(total)(current)
+  np.testing.assert_allclose([value, gradient[0, 0]], [loss, slope], rtol=1e-5)
+
+
+@pytest.mark.parametrize('advantage', [1.0, -1.0])
+def test_bounds_that_clip_nothing(advantage):
+  options = {'clip_low': 1.0, 'clip_high': np.inf, 'dual_clip': None}
+  log_ratio = jnp.asarray([-9.0, 0.0, 9.0])
+  got = _surrogate(log_ratio, advantage, **options)
+  np.testing.assert_allclose(got.loss[0], -advantage * np.exp(log_ratio))
+  assert not got.clipped.any()
+  gradient = jax.grad(lambda x: _surrogate(x, advantage, **options).loss.sum())(
+    log_ratio
+  )
+  np.testing.assert_allclose(gradient, -advantage * np.exp(log_ratio))
+
+
+@pytest.mark.parametrize(('advantage', 'log_ratio'), [(1.0, 1.28), (-1.0, 0.8)])
+def test_the_bound_itself_is_inside(advantage, log_ratio):
+  # One-sided gradients would otherwise be averaged at the tie.
+  log_ratio = jnp.log(jnp.asarray([log_ratio], jnp.float32))
+  ratio = jnp.exp(log_ratio)
+  options = {'clip_low': 1 - float(ratio[0]), 'clip_high': float(ratio[0]) - 1}
+  gradient = jax.grad(lambda x: _surrogate(x, advantage, **options).loss.sum())(
+    log_ratio
+  )
+  np.testing.assert_allclose(gradient, -advantage * ratio, rtol=1e-6)
