@@ -19,11 +19,15 @@ class WeightStatistics(NamedTuple):
     mean: [] float32.
     max: [] float32; at most exp(80).
     ess_fraction: [] float32 in (0, 1]; effective over actual sample size.
+    chi2: [] float32 >= -1; mean w^2 - 1, the chi-squared divergence of the
+      numerator from the denominator policy if the weights are exact; the
+      largest w^2 counts as exp(80) at most.
   """
 
   mean: types.Array
   max: types.Array
   ess_fraction: types.Array
+  chi2: types.Array
 
 
 def weight_statistics(
@@ -34,11 +38,12 @@ def weight_statistics(
 ) -> WeightStatistics:
   """Describes exp(log_weights) before any truncation, in log space.
 
-  ESS / n = (sum w)^2 / (n sum w^2). Example: weights [1, 3] have mean 2, max 3
-  and ESS fraction 16 / 20.
+  ESS / n = (sum w)^2 / (n sum w^2). Example: weights [1, 3] have mean 2, max
+  3, ESS fraction 16 / 20 and chi2 4.
 
   Args:
-    log_weights: [...] float32 nats, of tokens or of trajectories.
+    log_weights: [...] float32 nats, of tokens or of trajectories; -inf is the
+      weight 0.
     mask: [...] bool; counted entries.
     axis_name: mapped axis the entries are spread over, if any.
 
@@ -49,17 +54,23 @@ def weight_statistics(
   chex.assert_type([log_weights, mask], [float, bool])
   low = jnp.where(mask, log_weights, -jnp.inf)
   peak = reduction.global_max(low, axis_name=axis_name)
-  peak = jnp.where(peak == -jnp.inf, 0, peak)
+  nothing = peak == -jnp.inf
+  peak = jnp.where(nothing, 0, peak)
   relative = jnp.exp(low - peak)  # exp(-inf) = 0 at masked entries
   first = reduction.global_sum(relative, axis_name=axis_name)
   second = reduction.global_sum(relative**2, axis_name=axis_name)
   count = reduction.global_sum(mask, axis_name=axis_name)
   safe_count = jnp.maximum(count, 1)
-  largest = jnp.exp(jnp.minimum(peak, _LOG_CEILING))
+  largest = jnp.where(nothing, 0, jnp.exp(jnp.minimum(peak, _LOG_CEILING)))
   return WeightStatistics(
     mean=largest * first / safe_count,
-    max=jnp.where(count > 0, largest, 0),
-    ess_fraction=first**2 / (jnp.where(count > 0, second, 1) * safe_count),
+    max=largest,
+    ess_fraction=first**2 / (jnp.where(second > 0, second, 1) * safe_count),
+    chi2=jnp.where(
+      count > 0,
+      jnp.exp(jnp.minimum(2 * peak, _LOG_CEILING)) * second / safe_count - 1,
+      0,
+    ),
   )
 
 
@@ -91,10 +102,12 @@ class LengthCoupling(NamedTuple):
   """How action-token counts go with advantages; 0 where undefined.
 
   Attributes:
+    covariance: [] float32; Cov_n(L, A), tokens times advantage.
     residual: [] float32; Cov_n(L, A) / mean(L), the right side of Eq. 5.
     correlation: [] float32 in [-1, 1].
   """
 
+  covariance: types.Array
   residual: types.Array
   correlation: types.Array
 
@@ -131,6 +144,7 @@ def length_coupling(
   covariance = mean(length_offsets * offsets)
   scale = jnp.sqrt(mean(length_offsets**2) * mean(offsets**2))
   return LengthCoupling(
+    covariance=covariance,
     residual=covariance / jnp.where(mean_length > 0, mean_length, 1),
     correlation=covariance / jnp.where(scale > 0, scale, 1),
   )

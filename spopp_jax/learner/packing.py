@@ -23,6 +23,7 @@ def pack(
   minibatches: int,
   row_length: int,
   row_buckets: Sequence[int],
+  row_multiple: int = 1,
   rng: np.random.Generator | None = None,
 ) -> types.PackedBatch:
   """Packs a collected batch, cut into optimizer minibatches.
@@ -42,6 +43,7 @@ def pack(
     minibatches: M.
     row_length: S.
     row_buckets: allowed numbers of rows; one row a trajectory always fits.
+    row_multiple: rows are rounded up to it, so that they can be cut.
     rng: deals groups to minibatches.
 
   Returns:
@@ -76,6 +78,7 @@ def pack(
     row_buckets,
     limit=-(-num_groups // minibatches) * group_size,
   )
+  rows = -(-rows // row_multiple) * row_multiple
   group_ids = np.full(num_slots, num_groups, np.int32)
   for group, indices in enumerate(members):
     group_ids[indices] = group

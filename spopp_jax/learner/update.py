@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,7 @@ class Learner:
     optimizer: optax.GradientTransformation,
     *,
     temperature: float = 1.0,
+    microbatches: int = 1,
     minibatch_size: int,
     row_length: int,
     row_buckets: Sequence[int],
@@ -73,6 +74,8 @@ class Learner:
       objective: gives advantages, weights and loss.
       optimizer: applied to every minibatch.
       temperature: > 0; the sampler's, so that log-probs mean the same.
+      microbatches: parts that a minibatch's gradient is computed in; they
+        save memory and change nothing else. Rows must divide by it.
       minibatch_size: trajectories that are scored at a time.
       row_length: S, tokens of a packed row.
       row_buckets: allowed numbers of rows.
@@ -87,7 +90,7 @@ class Learner:
     )
     self._score = jax.jit(functools.partial(_map_rows, logprobs))
     self._update = jax.jit(
-      functools.partial(_update, logprobs, objective, optimizer),
+      functools.partial(_update, logprobs, objective, optimizer, microbatches),
       donate_argnums=0,
     )
 
@@ -183,6 +186,7 @@ def _update(
   logprobs: Callable,
   objective: objectives.Objective,
   optimizer: optax.GradientTransformation,
+  microbatches: int,
   state: state_lib.LearnerState,
   batch: types.PackedBatch,
 ) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
@@ -190,45 +194,122 @@ def _update(
   merge = lambda x: jnp.concatenate(x, axis=0)  # [M, B, ...] to [M B, ...]
   whole = batch._replace(**{k: merge(v) for k, v in _rows(batch).items()})
   advantages = objective.advantages(whole)
-  single = batch.tokens.shape[0] == 1
-  # With one optimizer step the proximal policy is the current one: the loss
-  # takes it from its own forward pass.
-  proximal = None if single else _map_rows(logprobs, state.params, batch)
-
-  def loss(params, minibatch, proximal):
-    current = logprobs(params, minibatch)
-    if proximal is None:
-      proximal = jax.lax.stop_gradient(current)
-    weights = objective.weights(minibatch, proximal, advantages)
-    numerator, count, metrics = objective.loss(
-      current, minibatch, proximal, advantages, weights
-    )
-    sums = {**metrics, 'loss': numerator}
-    return numerator / jnp.maximum(count, 1), (count, sums, proximal)
+  # With one optimizer step the proximal policy is the current one, and an
+  # uncut minibatch takes it from the loss's own forward pass.
+  fused = batch.tokens.shape[0] == 1 and microbatches == 1
+  proximal = None if fused else _map_rows(logprobs, state.params, batch)
+  gradient = functools.partial(
+    _gradient, logprobs, objective, microbatches, advantages
+  )
 
   def step(state, inputs):
     rows, proximal = inputs
-    (value, (count, sums, proximal)), grads = jax.value_and_grad(
-      loss, has_aux=True
-    )(state.params, batch._replace(**rows), proximal)
+    part, sums, grads = gradient(state.params, batch._replace(**rows), proximal)
+    loss = _divide(sums.numerator, sums.denominator)
+    grads = jax.tree.map(lambda g: _divide(g, sums.denominator), grads)
     grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-    state, skipped = _apply(optimizer, state, grads, finite, count)
-    return state, (count, sums, proximal, grad_norm, skipped)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    state, skipped = _apply(optimizer, state, grads, finite, sums.denominator)
+    return state, (part, sums, grad_norm, skipped)
 
-  state, (counts, sums, proximal, grad_norms, skipped) = jax.lax.scan(
+  state, (parts, sums, grad_norms, skipped) = jax.lax.scan(
     step, state, (_rows(batch), proximal)
   )
-  action_tokens = counts.sum()
+  weights = parts.weights._replace(
+    **{k: merge(v) for k, v in _per_token(parts.weights).items()},
+    tokens=parts.weights.tokens.sum(),
+  )
   metrics = {
-    name: values.sum() / jnp.maximum(action_tokens, 1)
-    for name, values in sums.items()
+    k: _divide(v.sum(), weights.tokens) for k, v in sums.metrics.items()
   }
-  metrics |= objective.diagnostics(whole, advantages, merge(proximal))
+  metrics |= {k: v.mean() for k, v in parts.metrics.items()}
+  metrics |= objective.diagnostics(
+    whole, advantages, merge(parts.proximal), weights
+  )
+  metrics['loss'] = _divide(sums.numerator.sum(), sums.denominator.sum())
   metrics['grad_norm'] = grad_norms.mean()
   metrics['skipped_update'] = skipped.sum()
   metrics['skipped_in_a_row'] = state.skipped_in_a_row
   return state, metrics
+
+
+class _Constants(NamedTuple):
+  """What is detached in a minibatch's loss, and the metrics of making it."""
+
+  proximal: jax.Array
+  weights: objectives.Weights
+  metrics: objectives.Metrics
+
+
+class _Sums(NamedTuple):
+  """What adds up over microbatches."""
+
+  numerator: jax.Array
+  denominator: jax.Array
+  metrics: objectives.Metrics
+
+
+def _gradient(
+  logprobs: Callable,
+  objective: objectives.Objective,
+  microbatches: int,
+  advantages: jax.Array,
+  params: parameters.Parameters,
+  minibatch: types.PackedBatch,
+  proximal: jax.Array | None,
+) -> tuple[_Constants, _Sums, parameters.Parameters]:
+  """Returns constants, sums and the gradient of the numerator.
+
+  `proximal` None takes it from the one forward pass of an uncut minibatch.
+  """
+
+  def constants(proximal):
+    weights, metrics = objective.weights(minibatch, proximal, advantages)
+    return _Constants(proximal, weights, metrics)
+
+  def sums(params, rows, part):
+    cut = minibatch._replace(**rows)
+    current = logprobs(params, cut)
+    if part is None:
+      part = constants(jax.lax.stop_gradient(current))
+    totals = _Sums(*objective.loss(current, cut, advantages, part.weights))
+    return totals.numerator, (part, totals)
+
+  value_and_grad = jax.value_and_grad(sums, has_aux=True)
+  if proximal is None:
+    (_, aux), grads = value_and_grad(params, _rows(minibatch), None)
+    return *aux, grads
+
+  part = constants(proximal)
+
+  def of_microbatch(inputs):
+    rows, per_token = inputs
+    weights = part.weights._replace(**per_token)
+    (_, (_, totals)), grads = value_and_grad(
+      params, rows, part._replace(weights=weights)
+    )
+    return totals, grads
+
+  cuts = jax.tree.map(
+    lambda x: jnp.stack(jnp.split(x, microbatches)),
+    (_rows(minibatch), _per_token(part.weights)),
+  )
+  shapes = jax.eval_shape(of_microbatch, jax.tree.map(lambda x: x[0], cuts))
+  total, _ = jax.lax.scan(
+    lambda total, cut: (jax.tree.map(jnp.add, total, of_microbatch(cut)), None),
+    jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+    cuts,
+  )
+  return part, *total
+
+
+def _per_token(weights: objectives.Weights) -> dict[str, jax.Array]:
+  return {k: v for k, v in weights._asdict().items() if k != 'tokens'}
+
+
+def _divide(numerator: jax.Array, count: jax.Array) -> jax.Array:
+  """Returns numerator / count; 0 / 0 is 0."""
+  return numerator / jnp.where(count > 0, count, 1)
 
 
 def _apply(optimizer, state, grads, finite, count):

@@ -2,16 +2,19 @@
 
 import dataclasses
 
-from spopp_jax.objectives import base, single_stream
+from spopp_jax.objectives import base, composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(single_stream.Config):
-  """The published SPO++ recipe; fields as in `single_stream.Config`."""
+class Config(recipe.Config):
+  """The published SPO++ recipe; fields as in `recipe.Config`."""
 
-  measure: str = 'action_token'
   baseline: str = 'event_time'
+  measure: str = 'action_token'
+  correction: str = 'token'
+  clip_high: float = 0.28
   dual_clip: float = 2.0
+  aggregation: str = 'token_mean'
 
 
 def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
@@ -19,9 +22,9 @@ def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
 
   Args:
     config: the recipe.
-    axis_name: as in `single_stream.compose`.
+    axis_name: as in `composition.compose`.
 
   Returns:
     The objective.
   """
-  return single_stream.compose('spopp', config, axis_name=axis_name)
+  return composition.compose('spopp', config, axis_name=axis_name)

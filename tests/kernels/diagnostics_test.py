@@ -52,7 +52,7 @@ def test_w01_effective_sample_size(vectors):
 
 def test_statistics_by_hand():
   got = _statistics([1, 3])
-  np.testing.assert_allclose(got, (2, 3, 16 / 20), rtol=1e-6)
+  np.testing.assert_allclose(got, (2, 3, 16 / 20, 4), rtol=1e-6)
 
 
 def test_statistics_are_of_raw_weights():
@@ -61,30 +61,38 @@ def test_statistics_are_of_raw_weights():
   np.testing.assert_allclose(got.ess_fraction, 53**2 / (4 * 2503), rtol=1e-5)
 
 
+def test_rejected_weights_count_as_zero():
+  with np.errstate(divide='ignore'):
+    got = _statistics([1, 3, 0, 0])
+    none = _statistics([0, 0])
+  np.testing.assert_allclose(got, (1, 3, 16 / 40, 1.5), rtol=1e-6)
+  np.testing.assert_array_equal(none, (0, 0, 0, -1))
+
+
 def test_masked_weights_are_not_read():
   for garbage in (np.nan, np.inf, 1e30):
     got = diagnostics.weight_statistics(
       np.log(np.float32([[1, 3, 1]])) + np.float32([[0, 0, garbage]]),
       np.array([[True, True, False]]),
     )
-    np.testing.assert_allclose(got, (2, 3, 16 / 20), rtol=1e-6)
+    np.testing.assert_allclose(got, (2, 3, 16 / 20, 4), rtol=1e-6)
 
 
 def test_nothing_counted_gives_zeros():
   got = diagnostics.weight_statistics(
     np.zeros(3, np.float32), np.zeros(3, bool)
   )
-  assert got == (0, 0, 0)
+  assert got == (0, 0, 0, 0)
   zeros = jnp.zeros(3)
   assert diagnostics.weighted_mean(jnp.full(3, jnp.nan), zeros) == 0
-  assert diagnostics.length_coupling(jnp.full(3, jnp.nan), zeros) == (0, 0)
+  assert diagnostics.length_coupling(jnp.full(3, jnp.nan), zeros) == (0, 0, 0)
 
 
 def test_length_coupling_by_hand_and_against_numpy():
   got = diagnostics.length_coupling(
     np.float32([1, -1, np.nan]), np.float32([3, 1, 0])
   )
-  np.testing.assert_allclose(got, (0.5, 1), rtol=1e-6)
+  np.testing.assert_allclose(got, (1, 0.5, 1), rtol=1e-6)
   rng = np.random.default_rng(0)
   lengths = rng.integers(1, 50, 20).astype(np.float32)
   advantages = rng.normal(size=20).astype(np.float32)
@@ -103,7 +111,7 @@ def test_constant_lengths_have_no_coupling():
   got = diagnostics.length_coupling(
     np.float32([1, -1, 0.5]), np.float32([7, 7, 7])
   )
-  np.testing.assert_allclose(got, (0, 0), atol=1e-6)
+  np.testing.assert_allclose(got, (0, 0, 0), atol=1e-6)
 
 
 def test_agg07_observations_do_not_count(cases):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -94,6 +96,7 @@ def test_every_field_follows_its_trajectory():
     'trajectory_ids': 'int32',
     'action_mask': 'bool',
     'behaviour_logprobs': 'float32',
+    'kept_ids': 'int32',
     'rewards': 'float32',
     'values': 'float32',
     'usable': 'bool',
@@ -193,3 +196,71 @@ def test_what_does_not_fit_is_refused():
     pack(make_trajectories([1, 1, 1]), num_slots=2)
   with pytest.raises(ValueError, match=r'r1 has 11 tokens.*holds 10'):
     pack(make_trajectories([3, 11]))
+  with pytest.raises(ValueError, match='2 groups do not fit 1 groups of 2'):
+    pack(make_trajectories([1, 1]), groups=[0, 1], group_size=2)
+  with pytest.raises(ValueError, match='has 3 members, at most 2 fit'):
+    pack(make_trajectories([1] * 3), groups=[4] * 3, group_size=2, num_slots=4)
+
+
+@pytest.mark.parametrize('seed', [None, 0, 1])
+def test_groups_stay_whole_in_a_minibatch(seed):
+  groups = [30, 10, 30, 20, 10, 40, 20, 30]
+  batch = pack(
+    make_trajectories([3] * 8),
+    groups=groups,
+    group_size=3,
+    num_slots=12,
+    minibatches=2,
+    rng=None if seed is None else np.random.default_rng(seed),
+  )
+  np.testing.assert_array_equal(
+    batch.group_ids, [0, 1, 0, 2, 1, 3, 2, 0, 4, 4, 4, 4]
+  )
+  shares = [set(ids[ids < 12].tolist()) for ids in batch.trajectory_ids]
+  assert shares[0] | shares[1] == set(range(8))
+  for group in set(groups):
+    members = {i for i, g in enumerate(groups) if g == group}
+    assert members <= shares[0] or members <= shares[1]
+  if seed is None:  # groups are dealt in turn
+    assert shares[0] == {0, 2, 7, 3, 6}
+
+
+def test_rows_are_rounded_up_to_be_cut():
+  batch = pack(make_trajectories([9] * 5), row_buckets=(1, 3), row_multiple=4)
+  assert batch.tokens.shape == (1, 8, 10)
+
+
+def _truncated(trajectory, sets, **sampling):
+  kept = types.KeptIds(
+    ids=np.concatenate(sets).astype(np.int32),
+    offsets=np.cumsum([0, *map(len, sets)]),
+  )
+  return dataclasses.replace(
+    trajectory, kept=kept, sampling=types.SamplingParams(**sampling)
+  )
+
+
+def test_kept_ids_stand_at_their_action_tokens():
+  plain, other = make_trajectories([4, 5])
+  mask = np.array([False, True, False, True])
+  plain = dataclasses.replace(plain, action_mask=mask)
+  batch = pack(
+    [_truncated(plain, [[7, 2, 9], [5]], top_p=0.9), other], row_length=9
+  )
+  assert batch.kept_ids.shape == (1, 1, 9, 4)  # 3 rounded up to 4
+  want = np.full((9, 4), -1)
+  start = int(np.argmax(batch.trajectory_ids[0, 0] == 0))
+  want[start + 1, :3], want[start + 3, :1] = [7, 2, 9], [5]
+  np.testing.assert_array_equal(batch.kept_ids[0, 0], want)
+
+
+def test_top_k_bounds_the_width_of_kept_ids():
+  one, two = make_trajectories([4, 4])
+  mask = np.array([False, True, False, False])
+  one, two = (dataclasses.replace(t, action_mask=mask) for t in (one, two))
+  narrow = [
+    _truncated(one, [[1]], top_k=6),
+    _truncated(two, [[1, 2]], top_k=3, top_p=0.5),
+  ]
+  assert pack(narrow).kept_ids.shape[-1] == 6
+  assert pack([one, two]).kept_ids.shape[-1] == 0

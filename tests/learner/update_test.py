@@ -350,3 +350,55 @@ def test_the_norm_is_that_of_all_parameters_together():
   moments = optax.tree.get(state, 'mu')
   np.testing.assert_allclose(moments['a'], [0.06, 0.0], rtol=1e-5)
   np.testing.assert_allclose(moments['b'], [0.08], rtol=1e-5)
+
+
+def _group_update(tiny, name, *, microbatches=1, minibatches=1, rows=4):
+  """One update; group methods see three scattered pairs."""
+  grouped = name != 'spopp'
+  objective = objectives.make_objective(
+    name, {'group_size': 2} if grouped else {}
+  )
+  learner = update.Learner(
+    tiny.config,
+    objective,
+    OPTIMIZER,
+    microbatches=microbatches,
+    minibatch_size=6,
+    row_length=tiny.row_length,
+    row_buckets=(rows,),
+  )
+  batch = packing.pack(
+    tiny.make_trajectories(seed=3),
+    VALUES,
+    groups=[7, 5, 9, 5, 7, 9] if grouped else None,
+    group_size=objective.group_size,
+    num_slots=6,
+    minibatches=minibatches,
+    row_length=tiny.row_length,
+    row_buckets=(rows,),
+    row_multiple=microbatches,
+  )
+  assert batch.tokens.shape[1] == rows
+  params = tiny.make_parameters()
+  state, metrics = learner.update(learner.init(params), batch)
+  return {k: state.params[k] - params[k] for k in params}, metrics
+
+
+@pytest.mark.parametrize('name', ['spopp', 'tetpo', 'm2po', 'gepo'])
+@pytest.mark.parametrize('minibatches', [1, 2])
+def test_microbatches_change_nothing(tiny, name, minibatches):
+  want, want_metrics = _group_update(tiny, name, minibatches=minibatches)
+  for microbatches in (2, 4):
+    got, metrics = _group_update(
+      tiny, name, minibatches=minibatches, microbatches=microbatches
+    )
+    assert metrics.keys() == want_metrics.keys()
+    for key, value in want_metrics.items():
+      np.testing.assert_allclose(
+        metrics[key], value, rtol=2e-5, atol=2e-6, err_msg=key
+      )
+    for key, value in want.items():
+      np.testing.assert_allclose(
+        got[key], value, rtol=1e-4, atol=2e-6, err_msg=key
+      )
+  assert max(np.abs(value).max() for value in want.values()) > 1e-3

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import pkgutil
 
 import jax
@@ -20,24 +21,28 @@ each_objective = pytest.mark.parametrize('name', objectives.objective_names())
 def _run(objective, batch, proximal, current):
   """Everything an update computes: sums, gradient, weights, diagnostics."""
   advantages = objective.advantages(batch)
-  weights = objective.weights(batch, proximal, advantages)
+  weights, scalars = objective.weights(batch, proximal, advantages)
 
   def numerator(current):
-    numerator, *rest = objective.loss(
-      current, batch, proximal, advantages, weights
-    )
+    numerator, *rest = objective.loss(current, batch, advantages, weights)
     return numerator, rest
 
   (total, (count, metrics)), gradient = jax.value_and_grad(
     numerator, has_aux=True
   )(current)
+  diagnostics = objective.diagnostics(batch, advantages, proximal, weights)
   return {
     'advantages': advantages,
-    'weights': weights,
+    'importance': weights.importance,
     'gradient': gradient,
     'sums': {'numerator': total, 'count': count, **metrics},
-    'diagnostics': objective.diagnostics(batch, advantages, proximal),
+    'diagnostics': {**scalars, **diagnostics, 'tokens': weights.tokens},
   }
+
+
+def _cut(tree, rows):
+  """The same rows of all per-token arrays; the others are whole."""
+  return jax.tree.map(lambda x: x[rows] if x.ndim >= 2 else x, tree)
 
 
 def _by_trajectory(batch, per_token):
@@ -56,7 +61,7 @@ def _assert_same(got, got_batch, want, want_batch):
       np.testing.assert_allclose(
         got[part][key], want[part][key], err_msg=key, **_TOLERANCE
       )
-  for part in ('weights', 'gradient'):
+  for part in ('importance', 'gradient'):
     np.testing.assert_allclose(
       _by_trajectory(got_batch, got[part]),
       _by_trajectory(want_batch, want[part]),
@@ -85,8 +90,8 @@ def test_interface(make_jitted, name, episodes):
   assert objective.group_size >= 1
   assert objective.baseline in ('event_time', 'receipt_order', 'none')
   assert got['advantages'].shape == batch.rewards.shape
-  assert got['weights'].shape == batch.tokens.shape
-  assert got['sums']['count'] == batch.action_mask.sum()
+  assert got['importance'].shape == batch.tokens.shape
+  assert 0 < got['diagnostics']['tokens'] <= batch.action_mask.sum()
   assert got['sums'].keys().isdisjoint(got['diagnostics'])
   for leaf in jax.tree.leaves(got):
     assert leaf.dtype == jnp.float32
@@ -149,7 +154,7 @@ def test_padding_and_what_it_holds_change_nothing(
   got = _run(objective, batch, *logprobs)
   _assert_same(got, batch, want, packed)
   np.testing.assert_array_equal(got['gradient'][~batch.action_mask], 0)
-  np.testing.assert_array_equal(got['weights'][~batch.action_mask], 0)
+  np.testing.assert_array_equal(got['importance'][~batch.action_mask], 0)
   np.testing.assert_array_equal(got['advantages'][6:], 0)
 
 
@@ -162,31 +167,38 @@ def test_observations_carry_no_gradient(make_jitted, name, episodes):
 
 
 @each_objective
-def test_microbatch_sums_add_up_to_the_whole(make_jitted, name, episodes):
+@pytest.mark.parametrize('cuts', [(1,), (2,), (1, 2)])
+def test_microbatch_sums_add_up_to_the_whole(make_jitted, name, cuts, episodes):
   objective = make_jitted(name)
-  batch, proximal, current = episodes.pack()
+  # Every trajectory of a pair lies in another row: cuts split the groups.
+  batch, proximal, current = episodes.pack(((0, 2), (1, 5), (3, 4)), width=16)
   advantages = objective.advantages(batch)
-  weights = objective.weights(batch, proximal, advantages)
-  whole = objective.loss(current, batch, proximal, advantages, weights)
-  parts = []
-  for rows in (slice(0, 1), slice(1, 3)):
-    cut = batch._replace(
-      **{
-        field: getattr(batch, field)[rows]
-        for field in batch._fields
-        if getattr(batch, field).ndim == 2
-      }
+  weights, _ = objective.weights(batch, proximal, advantages)
+
+  def sums(current, batch, weights):
+    numerator, count, metrics = objective.loss(
+      current, batch, advantages, weights
     )
-    parts.append(
-      objective.loss(
-        current[rows], cut, proximal[rows], advantages, weights[rows]
-      )
+    return numerator, {'count': count, **metrics}
+
+  gradient_of = jax.value_and_grad(sums, has_aux=True)
+  whole, whole_gradient = gradient_of(current, batch, weights)
+  parts, gradients = [], []
+  edges = (0, *cuts, 3)
+  for start, stop in itertools.pairwise(edges):
+    part, gradient = gradient_of(
+      *_cut((current, batch, weights), slice(start, stop))
     )
+    parts.append(part)
+    gradients.append(gradient)
   total = jax.tree.map(lambda *sums: sum(sums), *parts)
   for got, want in zip(
     jax.tree.leaves(total), jax.tree.leaves(whole), strict=True
   ):
     np.testing.assert_allclose(got, want, **_TOLERANCE)
+  np.testing.assert_allclose(
+    np.concatenate(gradients), whole_gradient, **_TOLERANCE
+  )
 
 
 @each_objective
@@ -198,7 +210,7 @@ def test_nothing_usable_gives_zeros(make_jitted, name, episodes):
     batch._replace(action_mask=np.zeros_like(batch.action_mask)),
   ):
     got = _run(objective, empty, *logprobs)
-    for part in ('advantages', 'weights', 'gradient'):
+    for part in ('advantages', 'importance', 'gradient'):
       np.testing.assert_array_equal(got[part], 0)
     assert set(map(float, got['sums'].values())) == {0.0}
     assert all(jnp.isfinite(x) for x in got['diagnostics'].values())
@@ -210,15 +222,25 @@ def test_only_the_current_logprobs_carry_gradient(make_jitted, name, episodes):
   batch, proximal, current = episodes.pack()
   advantages = objective.advantages(batch)
 
-  weight_sum = lambda p: objective.weights(batch, p, advantages).sum()
-  np.testing.assert_array_equal(jax.grad(weight_sum)(proximal), 0)
+  def constants(proximal, advantages):
+    weights, metrics = objective.weights(batch, proximal, advantages)
+    return weights.importance.sum() + sum(metrics.values())
 
-  weights = objective.weights(batch, proximal, advantages)
-  numerator = lambda *args: objective.loss(args[0], batch, *args[1:])[0]
-  gradients = jax.grad(numerator, argnums=(1, 2, 3))(
-    current, proximal, advantages, weights
-  )
-  for gradient in gradients:
+  for gradient in jax.grad(constants, argnums=(0, 1))(proximal, advantages):
+    np.testing.assert_array_equal(gradient, 0)
+
+  weights, _ = objective.weights(batch, proximal, advantages)
+
+  def numerator(advantages, importance, denominator, behaviour):
+    return objective.loss(
+      current,
+      batch._replace(behaviour_logprobs=behaviour),
+      advantages,
+      weights._replace(importance=importance, denominator_logprobs=denominator),
+    )[0]
+
+  inputs = (advantages, *weights[:2], jnp.asarray(batch.behaviour_logprobs))
+  for gradient in jax.grad(numerator, argnums=(0, 1, 2, 3))(*inputs):
     np.testing.assert_array_equal(gradient, 0)
 
 
@@ -231,8 +253,8 @@ def test_proximal_from_the_same_forward_pass_keeps_the_gradient(
   advantages = objective.advantages(batch)
 
   def numerator(current, proximal):
-    weights = objective.weights(batch, proximal, advantages)
-    return objective.loss(current, batch, proximal, advantages, weights)[0]
+    weights, _ = objective.weights(batch, proximal, advantages)
+    return objective.loss(current, batch, advantages, weights)[0]
 
   want = jax.grad(numerator)(proximal, proximal)
   got = jax.grad(lambda x: numerator(x, x))(proximal)
@@ -252,7 +274,9 @@ def test_far_off_policy_stays_finite(make_jitted, name, shift, episodes):
 
 
 @each_objective
-def test_a_mapped_axis_gives_the_same_as_the_whole(make_jitted, name, episodes):
+def test_a_mapped_axis_gives_the_same_as_the_whole(
+  make_jitted, make, name, episodes
+):
   objective = make_jitted(name)
   batch, proximal, current = episodes.pack()
   want = _run(objective, batch, proximal, current)
@@ -260,9 +284,10 @@ def test_a_mapped_axis_gives_the_same_as_the_whole(make_jitted, name, episodes):
   # Each of three devices holds one row with its two trajectories.
   local_ids = batch.trajectory_ids - 2 * np.arange(3, dtype=np.int32)[:, None]
   local_ids = np.where(batch.segment_ids > 0, local_ids, 2)
+  batch = batch._replace(group_ids=np.zeros(6, np.int32))  # one a device
   shard = lambda x: x.reshape(3, x.shape[0] // 3, *x.shape[1:])
   shards = jax.tree.map(shard, batch._replace(trajectory_ids=local_ids))
-  mapped = objectives.make_objective(name, {}, axis_name='data')
+  mapped = make(name, axis_name='data')
   got = jax.vmap(functools.partial(_run, mapped), axis_name='data')(
     shards, shard(proximal), shard(current)
   )

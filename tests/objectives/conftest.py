@@ -9,6 +9,7 @@ import pytest
 from spopp_jax import objectives, types
 
 NUM = 6
+GROUP_SIZE = 2
 _PER_TOKEN = ('action_mask', 'behaviour', 'proximal', 'current')
 
 
@@ -16,6 +17,7 @@ class Episodes:
   """Six trajectories; number 2 has no action token.
 
   Log-ratios are large enough that clip, dual clip and truncation all bind.
+  Groups are pairs: (0, 1), (2, 3), (4, 5).
   """
 
   def __init__(self, seed=0):
@@ -79,18 +81,30 @@ class Episodes:
       rewards=np.append(self.rewards, np.full(extra, fill, np.float32)),
       values=np.append(self.values, np.full(extra, fill, np.float32)),
       usable=np.arange(slots) < NUM,
-      group_ids=np.arange(slots, dtype=np.int32),
+      group_ids=np.arange(slots, dtype=np.int32) // GROUP_SIZE,
     )
     return batch, columns['proximal'], columns['current']
 
 
+def _make(name, *, axis_name=None, **overrides):
+  if objectives.make_objective(name, {}).group_size > 1:
+    overrides.setdefault('group_size', GROUP_SIZE)
+  return objectives.make_objective(name, overrides, axis_name=axis_name)
+
+
+@pytest.fixture(scope='session')
+def make():
+  """Like `make_objective`, with the group size of `Episodes`."""
+  return _make
+
+
 @pytest.fixture(scope='session')
 def make_jitted():
-  """Like `make_objective`, with each function jitted."""
+  """Like `make`, with each function jitted."""
 
   @functools.cache
-  def make(name, **overrides):
-    objective = objectives.make_objective(name, overrides)
+  def make_once(name, **overrides):
+    objective = _make(name, **overrides)
     functions = {
       field: jax.jit(value)
       for field, value in objective._asdict().items()
@@ -98,7 +112,7 @@ def make_jitted():
     }
     return objective._replace(**functions)
 
-  return make
+  return make_once
 
 
 @pytest.fixture

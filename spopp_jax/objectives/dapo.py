@@ -1,0 +1,33 @@
+"""DAPO: clip-higher, token mean, varied groups alone (arXiv:2503.14476)."""
+
+import dataclasses
+
+from spopp_jax.objectives import base, composition, recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(recipe.Config):
+  """The published recipe, lengths in tokens; fields as in `recipe.Config`."""
+
+  group_size: int = 8
+  baseline: str = 'group_mean'
+  measure: str = 'group'
+  drop_equal_groups: bool = True
+  overlong_limit: float = 20480.0
+  overlong_buffer: float = 4096.0
+  ratio_to: str = 'behaviour'
+  clip_high: float = 0.28
+  aggregation: str = 'token_mean'
+
+
+def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
+  """Builds DAPO: GRPO advantages, clip .2/.28, overlong penalty, token mean.
+
+  Args:
+    config: the recipe.
+    axis_name: as in `composition.compose`.
+
+  Returns:
+    The objective.
+  """
+  return composition.compose('dapo', config, axis_name=axis_name)
