@@ -110,6 +110,10 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     max_turn_tokens=8,
     # Logits are divided by it; > 0.
     temperature=1.0,
+    # Mass of the likeliest tokens that may be drawn, after top_k; 1 is all.
+    top_p=1.0,
+    # Number of the likeliest tokens that may be drawn; 0 is all.
+    top_k=0,
     # Wait for the service to accept a connection at most, in s.
     connect_timeout_s=120.0,
     # Wait for the next finished rollout at most, in s.

@@ -61,7 +61,8 @@ _RANGES = {
     'cold_start.dither',
     'optimizer.b2',
   ),
-  '[0, 4294967295]': ('seed', 'environment.seed'),
+  '(0, 1]': ('sampler.top_p',),
+  '[0, 4294967295]': ('seed', 'environment.seed', 'sampler.top_k'),
 }
 
 _CHOICES = {

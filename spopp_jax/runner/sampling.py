@@ -30,6 +30,8 @@ def sampling_params(config: ml_collections.ConfigDict) -> types.SamplingParams:
   """Returns the decoding parameters of every request."""
   return types.SamplingParams(
     temperature=config.sampler.temperature,
+    top_p=config.sampler.top_p,
+    top_k=config.sampler.top_k,
     max_turn_tokens=config.sampler.max_turn_tokens,
     max_turns=config.environment.step_limit,
   )
@@ -114,6 +116,7 @@ def connect(
     model_fingerprint=parameters.fingerprint(policy.config),
     tasks_fingerprint=rollout.tasks_fingerprint(tasks.task_ids),
     max_context_tokens=config.learner.row_length,
+    vocab_size=policy.config.vocab_size,
   )
   timeout_s = config.sampler.connect_timeout_s
   if config.sampler.address:

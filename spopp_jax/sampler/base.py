@@ -38,12 +38,15 @@ class Turn:
     logprobs: [k] float32 nats under the distribution sampled from.
     ended: True when the last token is a stop token; False when the turn hit
       its token limit or the context is full.
+    kept: what the k tokens were drawn from when sampling was truncated; None
+      when it was not, and in all turns of an engine that cannot tell.
   """
 
   slot: int
   tokens: np.ndarray
   logprobs: np.ndarray
   ended: bool
+  kept: types.KeptIds | None = None
 
 
 class Engine(Protocol):

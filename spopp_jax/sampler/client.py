@@ -301,7 +301,9 @@ class SamplerClient:
     request = self._outstanding.get(message.request_id)
     try:
       trajectory = codec.decode_trajectory(
-        message, max_tokens=self.service.max_context_tokens
+        message,
+        max_tokens=self.service.max_context_tokens,
+        vocab_size=self._expected.vocab_size,
       )
     except errors.InvalidMessage as error:
       if not error.request_id:

@@ -1,24 +1,26 @@
 """Decodes many episodes together, each keeping its cache across turns.
 
 One compiled call feeds every slot's queued tokens (prompt or observation) and
-then samples until each slot has ended its turn. Shapes are fixed by two short
-lists of buckets: how many tokens are fed, how much of the cache is read.
+then samples until each slot has ended its turn. Shapes are fixed by short lists
+of buckets: how many tokens are fed, how much of the cache is read, how many
+tokens truncated sampling chooses from.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from spopp_jax import types
 from spopp_jax.models import dense, parameters
-from spopp_jax.sampler import base
+from spopp_jax.sampler import base, decoding, kept_sets
+
+# In float32, where 1 - 1e-9 would be 1 and mean that top-p is off.
+_LARGEST_BELOW_1 = 1 - 2**-24
 
 
 @dataclasses.dataclass
@@ -37,6 +39,13 @@ class DecodeEngine:
 
   A slot's tokens depend on its seed, its own history and the parameters, not
   on its batch mates (up to the rounding of the compiled shapes).
+
+  Logits are divided by the temperature, then top-k keeps the k most likely
+  tokens, then top-p the fewest of these whose renormalised mass reaches p (see
+  `truncation.truncate`). Log-probs are of the renormalised distribution that
+  was sampled from. What was kept comes back as one bit an id, so that a step in
+  which some slot truncates returns num_slots * max_turn_tokens * V / 8 bytes
+  more, and none otherwise.
   """
 
   def __init__(
@@ -76,12 +85,12 @@ class DecodeEngine:
     graphdef, _ = parameters.graph(config)
     self._advance = jax.jit(
       functools.partial(
-        _advance,
+        decoding.advance,
         graphdef=graphdef,
         end_id=end_id,
         max_turn_tokens=max_turn_tokens,
       ),
-      static_argnames=('attend_length',),
+      static_argnames=('attend_length', 'truncation_width'),
       donate_argnames=('caches',),
     )
 
@@ -113,11 +122,10 @@ class DecodeEngine:
       raise ValueError(
         f'temperature ({sampling.temperature}) must be positive and finite'
       )
-    if sampling.top_p != 1.0 or sampling.top_k != 0:
-      raise ValueError(
-        f'this engine samples the whole vocabulary: top_p ({sampling.top_p}) '
-        f'must be 1 and top_k ({sampling.top_k}) must be 0'
-      )
+    if not 0 < sampling.top_p <= 1:
+      raise ValueError(f'top_p ({sampling.top_p}) must be in (0, 1]')
+    if sampling.top_k < 0:
+      raise ValueError(f'top_k ({sampling.top_k}) must be at least 0')
     if not 1 <= sampling.max_turn_tokens <= self._max_turn_tokens:
       raise ValueError(
         f'max_turn_tokens ({sampling.max_turn_tokens}) must be in '
@@ -159,191 +167,82 @@ class DecodeEngine:
     feed = np.zeros((self.num_slots, width), np.int32)
     fed = np.zeros(self.num_slots, np.int32)
     start = np.zeros(self.num_slots, np.int32)
-    budget = np.zeros(self.num_slots, np.int32)
-    seed = np.zeros(self.num_slots, np.uint32)
-    temperature = np.ones(self.num_slots, np.float32)
+    settings = decoding.Settings(
+      budget=np.zeros(self.num_slots, np.int32),
+      seed=np.zeros(self.num_slots, np.uint32),
+      temperature=np.ones(self.num_slots, np.float32),
+      top_k=np.zeros(self.num_slots, np.int32),
+      top_p=np.ones(self.num_slots, np.float32),
+    )
     for slot, state in active.items():
       head = state.queue[:width]
       feed[slot, : len(head)] = head
       fed[slot], start[slot] = len(head), state.length
-      seed[slot] = state.seed
-      temperature[slot] = state.sampling.temperature
       del state.queue[: len(head)]
       state.length += len(head)
       if not state.queue:
-        budget[slot] = min(
-          state.sampling.max_turn_tokens, self.max_context - state.length
-        )
+        self._set_turn(settings, slot, state)
     self._caches, turns = self._advance(
       self._parameters,
       self._caches,
       feed,
       start,
       fed,
-      budget,
-      seed,
-      temperature,
-      attend_length=self._attend_length(start, fed, budget),
+      settings,
+      attend_length=self._attend_length(start + fed + settings.budget),
+      truncation_width=self._truncation_width(settings),
     )
     turns = jax.device_get(turns)
-    return [self._end_turn(slot, turns) for slot in active if budget[slot]]
+    return [
+      self._end_turn(slot, turns) for slot in active if settings.budget[slot]
+    ]
 
   def _empty_caches(self) -> tuple[dense.KVCache, ...]:
     return dense.empty_caches(self._config, self.num_slots, self.max_context)
 
-  def _attend_length(
-    self, start: np.ndarray, fed: np.ndarray, budget: np.ndarray
-  ) -> int:
-    needed = int((start + fed + budget).max())
+  def _set_turn(
+    self, settings: decoding.Settings, slot: int, state: _Slot
+  ) -> None:
+    """Has a slot sample a turn."""
+    sampling = state.sampling
+    settings.budget[slot] = min(
+      sampling.max_turn_tokens, self.max_context - state.length
+    )
+    settings.seed[slot] = state.seed
+    settings.temperature[slot] = sampling.temperature
+    settings.top_k[slot] = min(sampling.top_k, self._config.vocab_size)
+    settings.top_p[slot] = sampling.top_p
+    if sampling.top_p < 1:
+      settings.top_p[slot] = min(sampling.top_p, _LARGEST_BELOW_1)
+
+  def _attend_length(self, ends: np.ndarray) -> int:
+    needed = int(ends.max())
     rounded = -(-needed // self._attend_multiple) * self._attend_multiple
     return min(rounded, self.max_context)
 
-  def _end_turn(self, slot: int, turns: '_Turns') -> base.Turn:
+  def _truncation_width(self, settings: decoding.Settings) -> int:
+    """Returns how many tokens a truncating slot may keep; 0 without any."""
+    vocabulary = self._config.vocab_size
+    if ((settings.top_k == 0) & (settings.top_p < 1)).any():
+      return vocabulary
+    largest = int(settings.top_k.max())
+    return min(1 << (largest - 1).bit_length(), vocabulary) if largest else 0
+
+  def _end_turn(self, slot: int, turns: decoding.Turns) -> base.Turn:
     state = self._slots[slot]
     state.generating = False
     count = int(turns.counts[slot])
+    kept = None
+    if state.sampling.truncated:
+      kept = kept_sets.from_bits(turns.kept[slot, :count])
     turn = base.Turn(
       slot=slot,
       tokens=np.array(turns.tokens[slot, :count]),
       logprobs=np.array(turns.logprobs[slot, :count]),
       ended=bool(turns.ended[slot]),
+      kept=kept,
     )
     # The last sampled token is not in the cache yet: it leads the next feed.
     state.length += count - 1
     state.queue = [int(turn.tokens[-1])]
     return turn
-
-
-class _Turns(NamedTuple):
-  """What one call samples for each slot.
-
-  Attributes:
-    tokens: [B, K] int32; 0 beyond the turn.
-    logprobs: [B, K] float32 nats; 0 beyond the turn.
-    counts: [B] int32; tokens of the turn so far.
-    ended: [B] bool; the last one is the end token.
-    alive: [B] bool; more will be sampled.
-  """
-
-  tokens: jax.Array
-  logprobs: jax.Array
-  counts: jax.Array
-  ended: jax.Array
-  alive: jax.Array
-
-
-def _advance(
-  params: parameters.Parameters,
-  caches: tuple[dense.KVCache, ...],
-  feed: jax.Array,
-  start: jax.Array,
-  fed: jax.Array,
-  budget: jax.Array,
-  seed: jax.Array,
-  temperature: jax.Array,
-  *,
-  graphdef: nnx.GraphDef,
-  end_id: int,
-  max_turn_tokens: int,
-  attend_length: int,
-) -> tuple[tuple[dense.KVCache, ...], _Turns]:
-  """Feeds `feed` and samples up to `budget` tokens a slot.
-
-  The last token of a turn is sampled but not fed: the next call feeds it.
-
-  Args:
-    params: the decoder's parameters by name.
-    caches: one KVCache a layer, donated.
-    feed: [B, C] int32 tokens to feed.
-    start: [B] int32; position of the first fed token.
-    fed: [B] int32; how many of `feed` are there.
-    budget: [B] int32; tokens to sample at most; 0 samples none.
-    seed: [B] uint32; each slot's own stream.
-    temperature: [B] float32.
-    graphdef: the decoder's structure.
-    end_id: the token that ends a turn.
-    max_turn_tokens: static width K of the outputs.
-    attend_length: static; cache positions read.
-
-  Returns:
-    The caches and what was sampled.
-  """
-  decoder = parameters.bind(graphdef, params)
-  logits, caches = _feed(decoder, caches, feed, start, fed, attend_length)
-  first = start + fed  # where the first sampled token stands
-  absent = caches[0].keys.shape[1]
-  keys = jax.vmap(jax.random.key)(seed)
-
-  def sample(step, logits, turns):
-    logprobs = jax.nn.log_softmax(logits / temperature[:, None])
-    step_keys = jax.vmap(jax.random.fold_in)(keys, first + step)
-    token = jax.vmap(jax.random.categorical)(step_keys, logprobs)
-    chosen = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
-    return _record(turns, step, token, chosen, budget, end_id)
-
-  def extend_and_sample(carry):
-    step, turns, caches = carry
-    token = jax.lax.dynamic_slice_in_dim(turns.tokens, step - 1, 1, axis=1)
-    # Ended slots feed nothing: their position lies beyond the cache.
-    position = jnp.where(turns.alive, first + step - 1, absent)
-    hidden, caches = decoder.extend(
-      token, position[:, None], caches, attend_length
-    )
-    turns = sample(step, decoder.logits(hidden[:, 0]), turns)
-    return step + 1, turns, caches
-
-  shape = (feed.shape[0], max_turn_tokens)
-  none = _Turns(
-    tokens=jnp.zeros(shape, jnp.int32),
-    logprobs=jnp.zeros(shape, jnp.float32),
-    counts=jnp.zeros(shape[0], jnp.int32),
-    ended=jnp.zeros(shape[0], bool),
-    alive=budget > 0,
-  )
-  _, turns, caches = jax.lax.while_loop(
-    lambda carry: carry[1].alive.any(),
-    extend_and_sample,
-    (jnp.int32(1), sample(0, logits, none), caches),
-  )
-  return caches, turns
-
-
-def _feed(
-  decoder: dense.Decoder,
-  caches: tuple[dense.KVCache, ...],
-  feed: jax.Array,
-  start: jax.Array,
-  fed: jax.Array,
-  attend_length: int,
-) -> tuple[jax.Array, tuple[dense.KVCache, ...]]:
-  """Feeds queued tokens; returns the logits [B, V] after the last of each."""
-  absent = caches[0].keys.shape[1]
-  offsets = jnp.arange(feed.shape[1])[None, :]
-  positions = jnp.where(
-    offsets < fed[:, None], start[:, None] + offsets, absent
-  )
-  hidden, caches = decoder.extend(feed, positions, caches, attend_length)
-  last = jnp.maximum(fed - 1, 0)[:, None, None]
-  final = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
-  return decoder.logits(final), caches
-
-
-def _record(
-  turns: _Turns,
-  step: jax.Array | int,
-  token: jax.Array,
-  logprob: jax.Array,
-  budget: jax.Array,
-  end_id: int,
-) -> _Turns:
-  """Adds one sampled token [B] to the turns that are alive."""
-  alive = turns.alive
-  ended = alive & (token == end_id)
-  counts = turns.counts + alive
-  return _Turns(
-    tokens=turns.tokens.at[:, step].set(jnp.where(alive, token, 0)),
-    logprobs=turns.logprobs.at[:, step].set(jnp.where(alive, logprob, 0.0)),
-    counts=counts,
-    ended=turns.ended | ended,
-    alive=alive & ~ended & (counts < budget),
-  )

@@ -44,3 +44,17 @@ class InvalidMessage(SamplerError):
     super().__init__(f'{field}{whose} is {value}; allowed: {allowed}')
     self.field = field
     self.request_id = request_id
+
+
+class Checker:
+  """Raises InvalidMessage in the name of one request."""
+
+  def __init__(self, request_id: str):
+    self.request_id = request_id
+
+  def that(
+    self, holds: object, field: str, value: object, allowed: str
+  ) -> None:
+    """Refuses a field unless `holds`; arguments as of InvalidMessage."""
+    if not holds:
+      raise InvalidMessage(field, value, allowed, request_id=self.request_id)

@@ -17,12 +17,14 @@ class Expectation:
     model_fingerprint: of the architecture whose parameters it publishes.
     tasks_fingerprint: of its task ids (`rollout.tasks_fingerprint`).
     max_context_tokens: the longest trajectory that it can take.
+    vocab_size: number of ids of its model; replies with others are refused.
   """
 
   tokenizer_fingerprint: str
   model_fingerprint: str
   tasks_fingerprint: str
   max_context_tokens: int
+  vocab_size: int
 
 
 @dataclasses.dataclass(frozen=True)

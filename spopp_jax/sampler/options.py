@@ -3,7 +3,7 @@
 import dataclasses
 import ipaddress
 
-# Covers every field of a Trajectory but the three arrays, in bytes.
+# Covers every field of a Trajectory but the arrays, in bytes.
 _ENVELOPE_BYTES = 4096
 _BYTES_PER_TOKEN = 4 + 1 + 4
 
@@ -69,7 +69,10 @@ class ChannelLimits:
 
 
 def trajectory_bytes(num_tokens: int) -> int:
-  """Returns the most bytes that a trajectory of `num_tokens` can take."""
+  """Returns the most bytes that a trajectory of `num_tokens` can take.
+
+  Kept sets are not counted: their size is known only once they are there.
+  """
   return _ENVELOPE_BYTES + _BYTES_PER_TOKEN * num_tokens
 
 

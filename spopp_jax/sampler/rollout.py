@@ -14,7 +14,7 @@ import numpy as np
 
 from spopp_jax import types
 from spopp_jax.envs import base as envs_base
-from spopp_jax.sampler import base, codec
+from spopp_jax.sampler import base, kept_sets, payload
 
 _logger = logging.getLogger(__name__)
 
@@ -50,15 +50,25 @@ class _Episode:
   tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
   logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
   is_action: list[bool] = dataclasses.field(default_factory=list)
+  kept: list[types.KeptIds] = dataclasses.field(default_factory=list)
   num_turns: int = 0
 
-  def extend(self, tokens: np.ndarray, logprobs: np.ndarray | None) -> None:
-    """Appends ids; they are actions when they come with log-probs."""
+  def observe(self, tokens: np.ndarray) -> None:
+    """Appends ids of the prompt or of an observation."""
+    self._extend(tokens, np.zeros(len(tokens), np.float32), is_action=False)
+
+  def act(self, turn: base.Turn) -> None:
+    """Appends sampled ids."""
+    self._extend(turn.tokens, turn.logprobs, is_action=True)
+    if turn.kept is not None:
+      self.kept.append(turn.kept)
+
+  def _extend(
+    self, tokens: np.ndarray, logprobs: np.ndarray, *, is_action: bool
+  ) -> None:
     self.tokens.append(np.asarray(tokens, np.int32))
-    self.is_action.append(logprobs is not None)
-    if logprobs is None:
-      logprobs = np.zeros(len(tokens), np.float32)
     self.logprobs.append(np.asarray(logprobs, np.float32))
+    self.is_action.append(is_action)
 
 
 class RolloutDriver:
@@ -233,17 +243,17 @@ class RolloutDriver:
       weights_checksum=self.engine.weights_checksum,
       started=time.monotonic(),
     )
-    episode.extend(prompt, None)
+    episode.observe(prompt)
     self._episodes[slot] = episode
     return None
 
   def _play(self, turn: base.Turn) -> types.Trajectory | None:
     """Gives an ended turn to its environment; returns what then finished."""
     episode = self._episodes[turn.slot]
-    problem = _turn_problem(turn)
+    problem = _turn_problem(turn, episode)
     if problem is not None:
       return self._finish(turn.slot, types.Status.SAMPLER_ERROR, problem)
-    episode.extend(turn.tokens, turn.logprobs)
+    episode.act(turn)
     if self.engine.policy_version != episode.policy_version:
       return self._finish(
         turn.slot,
@@ -275,7 +285,7 @@ class RolloutDriver:
         f'{sampling.max_turn_tokens} exceed the {left} tokens left',
       )
     self.engine.append(turn.slot, observation)
-    episode.extend(observation, None)
+    episode.observe(observation)
     return None
 
   def _finish(
@@ -303,6 +313,8 @@ class RolloutDriver:
       sampling=episode.request.sampling,
       seconds=time.monotonic() - episode.started,
       detail=detail,
+      logprob_kind=types.LogprobKind.PROCESSED,
+      kept=kept_sets.concatenate(episode.kept) if episode.kept else None,
     )
 
   def _close(self, slot: int) -> None:
@@ -336,7 +348,7 @@ def _new_pool() -> concurrent.futures.ThreadPoolExecutor:
   )
 
 
-def _turn_problem(turn: base.Turn) -> str | None:
+def _turn_problem(turn: base.Turn, episode: _Episode) -> str | None:
   """Says how a turn breaks the engine's contract, or None."""
   if len(turn.tokens) == 0:
     return 'the engine ended a turn without a token'
@@ -345,5 +357,20 @@ def _turn_problem(turn: base.Turn) -> str | None:
       f'the engine gave {len(turn.logprobs)} log-probs for '
       f'{len(turn.tokens)} tokens'
     )
-  problem = codec.logprob_problem(np.asarray(turn.logprobs))
-  return problem and f'the engine gave log-prob {problem}'
+  problem = payload.logprob_problem(np.asarray(turn.logprobs))
+  if problem is not None:
+    return f'the engine gave log-prob {problem}'
+  return _kept_problem(turn, episode)
+
+
+def _kept_problem(turn: base.Turn, episode: _Episode) -> str | None:
+  if turn.kept is None:
+    return (
+      'the engine gave no kept sets but did before' if episode.kept else None
+    )
+  if not episode.request.sampling.truncated:
+    return 'the engine gave kept sets though sampling is not truncated'
+  if episode.num_turns and not episode.kept:
+    return 'the engine gave kept sets but did not before'
+  problem = kept_sets.problem(turn.kept, turn.tokens)
+  return problem and f'a kept set of the engine {problem}'

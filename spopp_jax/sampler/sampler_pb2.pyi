@@ -29,6 +29,13 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_BOOL: _ClassVar[DType]
     DTYPE_INT32: _ClassVar[DType]
     DTYPE_FLOAT32: _ClassVar[DType]
+    DTYPE_INT64: _ClassVar[DType]
+
+class LogprobKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOGPROB_KIND_UNSPECIFIED: _ClassVar[LogprobKind]
+    LOGPROB_KIND_PROCESSED: _ClassVar[LogprobKind]
+    LOGPROB_KIND_RAW: _ClassVar[LogprobKind]
 STATUS_UNSPECIFIED: Status
 STATUS_OK: Status
 STATUS_ENV_ERROR: Status
@@ -46,6 +53,10 @@ DTYPE_UNSPECIFIED: DType
 DTYPE_BOOL: DType
 DTYPE_INT32: DType
 DTYPE_FLOAT32: DType
+DTYPE_INT64: DType
+LOGPROB_KIND_UNSPECIFIED: LogprobKind
+LOGPROB_KIND_PROCESSED: LogprobKind
+LOGPROB_KIND_RAW: LogprobKind
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("contract_version", "limits", "session_id")
@@ -153,8 +164,16 @@ class Array(_message.Message):
     data: bytes
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., length: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class KeptIds(_message.Message):
+    __slots__ = ("ids", "offsets")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ids: Array
+    offsets: Array
+    def __init__(self, ids: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
 class Trajectory(_message.Message):
-    __slots__ = ("schema_version", "request_id", "task_id", "status", "reward", "policy_version", "weights_checksum", "tokens", "action_mask", "behaviour_logprobs", "num_actions", "payload_crc32", "num_turns", "sampling", "seconds", "detail")
+    __slots__ = ("schema_version", "request_id", "task_id", "status", "reward", "policy_version", "weights_checksum", "tokens", "action_mask", "behaviour_logprobs", "num_actions", "payload_crc32", "num_turns", "sampling", "seconds", "detail", "logprob_kind", "kept")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +190,8 @@ class Trajectory(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_KIND_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     request_id: str
     task_id: str
@@ -187,7 +208,9 @@ class Trajectory(_message.Message):
     sampling: SamplingParams
     seconds: float
     detail: str
-    def __init__(self, schema_version: _Optional[int] = ..., request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., status: _Optional[_Union[Status, str]] = ..., reward: _Optional[float] = ..., policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., action_mask: _Optional[_Union[Array, _Mapping]] = ..., behaviour_logprobs: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ..., payload_crc32: _Optional[int] = ..., num_turns: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seconds: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
+    logprob_kind: LogprobKind
+    kept: KeptIds
+    def __init__(self, schema_version: _Optional[int] = ..., request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., status: _Optional[_Union[Status, str]] = ..., reward: _Optional[float] = ..., policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., action_mask: _Optional[_Union[Array, _Mapping]] = ..., behaviour_logprobs: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ..., payload_crc32: _Optional[int] = ..., num_turns: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seconds: _Optional[float] = ..., detail: _Optional[str] = ..., logprob_kind: _Optional[_Union[LogprobKind, str]] = ..., kept: _Optional[_Union[KeptIds, _Mapping]] = ...) -> None: ...
 
 class RolloutReply(_message.Message):
     __slots__ = ("trajectory",)

@@ -131,7 +131,7 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         item = stream.take()
         if isinstance(item, session_lib.End):
           break
-        yield sampler_pb2.RolloutReply(trajectory=codec.encode_trajectory(item))
+        yield codec.encode_reply(item, self._limits.max_message_bytes)
     finally:
       self._streams.discard(stream)
     if item.code is not None:

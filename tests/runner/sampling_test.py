@@ -36,6 +36,7 @@ def changed(config):
       }[type(value)](value)
       config[block][key] = new
   config.environment.size = 'medium'
+  config.sampler.top_p = 0.5
   return config
 
 
@@ -64,7 +65,10 @@ def test_decoding_follows_the_settings(tmp_path):
   params = sampling.sampling_params(config)
   assert (params.temperature, params.max_turn_tokens) == (0.7, 6)
   assert params.max_turns == 5
-  assert (params.top_p, params.top_k) == (1.0, 0)
+  assert not params.truncated
+  config = tiny_world.load(tmp_path, 'sampler.top_p=0.9', 'sampler.top_k=20')
+  params = sampling.sampling_params(config)
+  assert (params.top_p, params.top_k) == (0.9, 20)
 
 
 def test_no_service_at_the_address_is_an_error_in_time(load, tmp_path):

@@ -9,6 +9,7 @@ import socket
 import threading
 
 import grpc
+import numpy as np
 import pytest
 import scripted
 
@@ -123,10 +124,17 @@ def flip(message):
   return [message]
 
 
+def leave_the_vocabulary(message):
+  honest = codec.decode_trajectory(message, max_tokens=100, vocab_size=1000)
+  tokens = np.append(honest.tokens[:-1], np.int32(1000))
+  return [codec.encode_trajectory(dataclasses.replace(honest, tokens=tokens))]
+
+
 @pytest.mark.parametrize(
   'spoil, words',
   [
     (flip, 'payload_crc32'),
+    (leave_the_vocabulary, 'tokens of request r1 is [1000]'),
     (cut_logprobs, 'payload_crc32'),
     (spoiled(status=77), 'status'),
     (spoiled(reward=2.0), 'reward'),

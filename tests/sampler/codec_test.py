@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import hypothesis
-import numpy as np
+import messages
 import pytest
 from google.protobuf import message as protobuf_message
 from hypothesis import strategies as st
@@ -12,81 +12,14 @@ from hypothesis import strategies as st
 from spopp_jax import types
 from spopp_jax.sampler import base, codec, errors, sampler_pb2
 
-CHECKSUM = 'ab' * 32
-
-samplings = st.builds(
-  types.SamplingParams,
-  temperature=st.floats(1e-3, 10.0),
-  top_p=st.floats(0.01, 1.0),
-  top_k=st.integers(0, 1000),
-  max_turn_tokens=st.integers(1, 10_000),
-  max_turns=st.integers(1, 1000),
-)
 requests = st.builds(
   base.Request,
   request_id=st.text(min_size=1, max_size=40),
   task_id=st.text(min_size=1, max_size=40),
   policy_version=st.integers(0, 2**62),
   seed=st.integers(0, 2**32 - 1),
-  sampling=samplings,
+  sampling=messages.samplings,
 )
-
-
-@st.composite
-def trajectories(draw, min_tokens=0):
-  status = draw(st.sampled_from(types.Status))
-  mask = draw(st.lists(st.booleans(), min_size=min_tokens, max_size=40))
-  if status == types.Status.OK:
-    mask.append(True)
-  logprobs = [
-    draw(st.floats(-50, 0, width=32)) if action else 0.0 for action in mask
-  ]
-  size = len(mask)
-  ids = st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size)
-  is_ok = status == types.Status.OK
-  return types.Trajectory(
-    request_id=draw(st.text(min_size=1, max_size=40)),
-    task_id=draw(st.text(max_size=40)),
-    status=status,
-    reward=draw(st.floats(0, 1)) if is_ok else math.nan,
-    policy_version=draw(st.integers(-1, 2**62)),
-    weights_checksum=CHECKSUM,
-    tokens=np.array(draw(ids), np.int32),
-    action_mask=np.array(mask, bool),
-    behaviour_logprobs=np.array(logprobs, np.float32),
-    num_turns=draw(st.integers(0, 1000)),
-    sampling=draw(samplings),
-    seconds=draw(st.floats(0, 1e6)),
-    detail=draw(st.text(max_size=40)),
-  )
-
-
-def simple(**changes):
-  """Returns an OK trajectory with two actions among five tokens."""
-  trajectory = types.Trajectory(
-    request_id='r9',
-    task_id='t',
-    status=types.Status.OK,
-    reward=1.0,
-    policy_version=3,
-    weights_checksum=CHECKSUM,
-    tokens=np.array([5, 6, 7, 8, 9], np.int32),
-    action_mask=np.array([0, 1, 1, 0, 0], bool),
-    behaviour_logprobs=np.array([0, -0.5, -1.5, 0, 0], np.float32),
-    num_turns=1,
-    sampling=types.SamplingParams(),
-  )
-  return dataclasses.replace(trajectory, **changes)
-
-
-def decode(message, max_tokens=100):
-  return codec.decode_trajectory(message, max_tokens=max_tokens)
-
-
-def refusal(message, max_tokens=100):
-  with pytest.raises(errors.InvalidMessage) as caught:
-    decode(message, max_tokens)
-  return caught.value
 
 
 @hypothesis.given(requests)
@@ -95,31 +28,12 @@ def test_request_round_trip(request):
   assert codec.decode_request(sampler_pb2.Request.FromString(data)) == request
 
 
-@hypothesis.given(trajectories())
+@hypothesis.given(messages.trajectories())
 def test_trajectory_round_trip(trajectory):
   data = codec.encode_trajectory(trajectory).SerializeToString()
-  result = decode(sampler_pb2.Trajectory.FromString(data))
-  for field in dataclasses.fields(trajectory):
-    before = getattr(trajectory, field.name)
-    after = getattr(result, field.name)
-    np.testing.assert_array_equal(before, after, err_msg=field.name)
-    if isinstance(before, np.ndarray):
-      assert before.dtype == after.dtype
+  result = messages.decode(sampler_pb2.Trajectory.FromString(data))
+  messages.assert_same(trajectory, result)
   assert math.isnan(result.reward) == (result.status != types.Status.OK)
-
-
-@hypothesis.given(trajectories(min_tokens=1), st.data())
-def test_any_changed_payload_byte_is_refused(trajectory, data):
-  message = codec.encode_trajectory(trajectory)
-  name = data.draw(
-    st.sampled_from(['tokens', 'action_mask', 'behaviour_logprobs'])
-  )
-  array = getattr(message, name)
-  payload = bytearray(array.data)
-  index = data.draw(st.integers(0, len(payload) - 1))
-  payload[index] ^= data.draw(st.integers(1, 255))
-  array.data = bytes(payload)
-  assert refusal(message).field == 'payload_crc32'
 
 
 @hypothesis.given(st.binary(max_size=200))
@@ -128,63 +42,13 @@ def test_random_bytes_never_pass(data):
     message = sampler_pb2.Trajectory.FromString(data)
   except protobuf_message.DecodeError:
     return
-  refusal(message)
-
-
-def test_wire_layout_is_little_endian():
-  message = codec.encode_trajectory(simple(tokens=np.array([1, 258, 3, 4, 5])))
-  assert message.tokens.data[:8] == bytes([1, 0, 0, 0, 2, 1, 0, 0])
-  assert message.action_mask.data == bytes([0, 1, 1, 0, 0])
-  # -0.5 in IEEE 754 is 0xBF000000.
-  assert message.behaviour_logprobs.data[4:8] == bytes([0, 0, 0, 0xBF])
-  assert message.num_actions == 2
-
-
-def test_lengths_are_compared_and_nothing_is_padded():
-  # GRPC-03: 5 tokens, 4 actions, 4 log-probs.
-  message = codec.encode_trajectory(
-    simple(
-      action_mask=np.array([0, 1, 1, 1, 1], bool),
-      behaviour_logprobs=np.array([-0.1, -0.2, -0.3, -0.4], np.float32),
-    )
-  )
-  error = refusal(message)
-  assert error.field == 'behaviour_logprobs.length'
-  assert error.request_id == 'r9'
-  assert 'is 4; allowed: 5' in str(error)
-
-
-def test_missing_logprobs_have_their_own_words():
-  # GRPC-05.
-  message = codec.encode_trajectory(
-    simple(behaviour_logprobs=np.zeros(0, np.float32))
-  )
-  assert 'sampler returned no log-probs' in str(refusal(message))
-
-
-@pytest.mark.parametrize('value', [math.nan, -math.inf, math.inf, 2e-5, 1.0])
-def test_values_that_are_no_logprobs_are_refused(value):
-  logprobs = np.array([0, -0.5, value, 0, 0], np.float32)
-  error = refusal(codec.encode_trajectory(simple(behaviour_logprobs=logprobs)))
-  assert error.field == 'behaviour_logprobs'
-  assert 'at action 1' in str(error)
-
-
-def test_rounding_above_zero_is_taken():
-  logprobs = np.array([0, 1e-7, -1, 0, 0], np.float32)
-  decode(codec.encode_trajectory(simple(behaviour_logprobs=logprobs)))
-
-
-def test_logprobs_outside_the_mask_must_be_zero():
-  logprobs = np.array([0, -0.5, -1.5, -0.1, 0], np.float32)
-  error = refusal(codec.encode_trajectory(simple(behaviour_logprobs=logprobs)))
-  assert error.field == 'behaviour_logprobs'
+  messages.refusal(message)
 
 
 @pytest.mark.parametrize(
   'change, field',
   [
-    (lambda m: setattr(m, 'schema_version', 2), 'schema_version'),
+    (lambda m: setattr(m, 'schema_version', 1), 'schema_version'),
     (lambda m: setattr(m, 'request_id', ''), 'request_id'),
     (lambda m: setattr(m, 'request_id', 'x' * 257), 'request_id'),
     (lambda m: setattr(m, 'status', 0), 'status'),
@@ -196,40 +60,21 @@ def test_logprobs_outside_the_mask_must_be_zero():
     (lambda m: setattr(m, 'status', 2), 'reward'),
     (lambda m: setattr(m, 'weights_checksum', 'AB' * 32), 'weights_checksum'),
     (lambda m: setattr(m, 'weights_checksum', ''), 'weights_checksum'),
-    (lambda m: setattr(m, 'num_actions', 3), 'action_mask'),
-    (lambda m: setattr(m, 'payload_crc32', 1), 'payload_crc32'),
-    (lambda m: setattr(m.tokens, 'dtype', 3), 'tokens.dtype'),
-    (lambda m: setattr(m.action_mask, 'dtype', 0), 'action_mask.dtype'),
-    (lambda m: setattr(m.tokens, 'length', 4), 'tokens.data'),
     (lambda m: setattr(m, 'seconds', -1.0), 'seconds'),
     (lambda m: setattr(m, 'seconds', math.inf), 'seconds'),
+    (lambda m: setattr(m, 'logprob_kind', 0), 'logprob_kind'),
+    (lambda m: setattr(m, 'logprob_kind', 3), 'logprob_kind'),
+    (lambda m: m.ClearField('logprob_kind'), 'logprob_kind'),
     (lambda m: m.ClearField('sampling'), 'sampling.temperature'),
     (lambda m: setattr(m.sampling, 'top_p', 0.0), 'sampling.top_p'),
     (lambda m: setattr(m.sampling, 'max_turns', 0), 'sampling.max_turns'),
   ],
 )
 def test_each_field_is_checked(change, field):
-  message = codec.encode_trajectory(simple())
-  decode(message)
+  message = codec.encode_trajectory(messages.simple())
+  messages.decode(message)
   change(message)
-  assert refusal(message).field == field
-
-
-def test_arrays_are_checked_beyond_their_crc():
-  cases = [
-    (simple(tokens=np.array([5, -6, 7, 8, 9])), 'tokens'),
-    (simple(action_mask=np.array([0, 1, 1, 0], bool)), 'action_mask.length'),
-    (
-      simple(
-        action_mask=np.zeros(5, bool),
-        behaviour_logprobs=np.zeros(5, np.float32),
-      ),
-      'num_actions',
-    ),
-  ]
-  for trajectory, field in cases:
-    assert refusal(codec.encode_trajectory(trajectory)).field == field
-  assert refusal(codec.encode_trajectory(simple()), 4).field == 'tokens.length'
+  assert messages.refusal(message).field == field
 
 
 @pytest.mark.parametrize(
@@ -254,3 +99,52 @@ def test_requests_are_checked_before_they_are_sent(field, value):
   codec.encode_request(good)
   with pytest.raises(errors.InvalidMessage):
     codec.encode_request(dataclasses.replace(good, **{field: value}))
+
+
+def test_kept_sets_travel_with_truncated_sampling_alone():
+  messages.decode(codec.encode_trajectory(messages.truncated()))
+  for sampling in (
+    types.SamplingParams(top_k=3, top_p=0.5),
+    types.SamplingParams(top_p=0.5),
+  ):
+    trajectory = dataclasses.replace(messages.truncated(), sampling=sampling)
+    messages.decode(codec.encode_trajectory(trajectory))
+  whole = dataclasses.replace(
+    messages.truncated(), sampling=types.SamplingParams()
+  )
+  error = messages.refusal(codec.encode_trajectory(whole))
+  assert error.field == 'kept'
+  assert 'top_p is 1 and top_k is 0' in str(error)
+
+
+@pytest.mark.parametrize('kind', types.LogprobKind)
+@pytest.mark.parametrize('tells', [True, False])
+def test_samplers_that_tell_less_are_heard_too(kind, tells):
+  # What such log-probs are good for is the learner's to say.
+  changes = {} if tells else {'kept': None}
+  trajectory = dataclasses.replace(
+    messages.truncated(logprob_kind=kind), **changes
+  )
+  result = messages.decode(codec.encode_trajectory(trajectory))
+  assert result.logprob_kind is kind
+  assert (result.kept is not None) == tells
+
+
+def test_an_answer_too_long_for_the_channel_says_so_instead():
+  sets = [list(range(6, 500)), list(range(7, 500))]
+  trajectory = messages.truncated(*sets, seconds=2.5)
+  whole = codec.encode_reply(trajectory, 10_000)
+  assert whole.trajectory == codec.encode_trajectory(trajectory)
+  size = whole.ByteSize()
+  assert size > 4 * 2 * 494 - 20
+  assert codec.encode_reply(trajectory, size) == whole
+  short = codec.encode_reply(trajectory, size - 1)
+  assert short.ByteSize() < 500
+  result = messages.decode(short.trajectory)
+  assert result.status == types.Status.SAMPLER_ERROR
+  assert math.isnan(result.reward)
+  assert (result.request_id, result.num_actions) == ('r9', 0)
+  assert len(result.tokens) == 0
+  assert result.kept is None
+  for words in (f'{size} bytes', f'at most {size - 1}', 'lower top_k or top_p'):
+    assert words in result.detail

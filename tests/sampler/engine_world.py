@@ -1,11 +1,14 @@
 """A tiny random decoder's engine and episodes to play on it."""
 
 import dataclasses
+import functools
 
+import jax
 import numpy as np
 
 from spopp_jax import types
 from spopp_jax.models import dense, parameters
+from spopp_jax.sampler import kept_sets
 
 CONFIG = dense.DecoderConfig(
   vocab_size=7,
@@ -59,11 +62,45 @@ class Episode:
       behaviour_logprobs=np.concatenate(logprobs),
       num_turns=len(self.turns),
       sampling=self.sampling,
+      kept=kept_sets.concatenate([turn.kept for turn in self.turns])
+      if self.sampling.truncated
+      else None,
     )
 
   @property
   def tokens(self):
     return [turn.tokens.tolist() for turn in self.turns]
+
+
+@functools.cache
+def _logits(config):
+  """Compiles the logits [T, V] after each of [T] tokens, without a cache."""
+  graphdef = parameters.graph(config)[0]
+
+  def logits(params, tokens):
+    decoder = parameters.bind(graphdef, params)
+    rows = tokens[None]
+    positions = np.arange(len(tokens))[None]
+    return decoder.logits(
+      decoder.hidden(rows, positions, np.ones_like(positions))
+    )[0]
+
+  return jax.jit(logits)
+
+
+def action_logits(config, params, trajectory, length):
+  """Returns the logits [L, V] that each action token was drawn from."""
+  tokens = np.zeros(length, np.int32)
+  tokens[: len(trajectory.tokens)] = trajectory.tokens
+  logits = np.asarray(_logits(config)(params, tokens))
+  return logits[np.flatnonzero(trajectory.action_mask) - 1]
+
+
+def renormalised(logits, token, kept, temperature):
+  """Returns log[pi(token) / pi(kept)] of logits [V], in float64."""
+  scaled = logits.astype(np.float64) / temperature
+  scaled -= scaled.max()
+  return scaled[token] - np.log(np.exp(scaled[kept]).sum())
 
 
 def make_episode(seed, lengths, sampling=SAMPLING):

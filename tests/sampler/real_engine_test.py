@@ -1,7 +1,10 @@
 """The decoder and the household games behind the real service."""
 
+import contextlib
 import dataclasses
 
+import engine_world
+import messages
 import numpy as np
 import pytest
 
@@ -20,9 +23,15 @@ from spopp_jax.sampler import (
 
 CONTEXT = 256
 SAMPLING = types.SamplingParams(max_turn_tokens=4, max_turns=3)
+GRID = [
+  dataclasses.replace(SAMPLING, temperature=temperature, top_p=top_p, top_k=k)
+  for temperature in (0.6, 1.0, 1.5)
+  for top_p in (1.0, 0.95, 0.5)
+  for k in (20, 3, 0)
+]
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def world():
   """Returns the sizes of a small decoder, tasks, and both joined."""
   tasks = household.load_tasks(num_tasks=3, seed=1, size='small')
@@ -52,28 +61,17 @@ def world():
   return config, rollout.RolloutDriver(decoder, tasks, words)
 
 
-def ask(sampler, params, version, requests):
-  """Returns the snapshot's checksum and the answers by id."""
-  checksum = sampler.publish(params, version)
-  sampler.submit(requests)
-  answers = [sampler.next(60.0) for _ in requests]
-  return checksum, {answer.request_id: answer for answer in answers}
-
-
-def test_the_network_changes_no_bit(world):
-  config, driver = world
+def random_parameters(config):
   draw = np.random.default_rng(3)
-  params = {
+  return {
     name: draw.normal(0.0, 0.3, value.shape).astype(np.float32)
     for name, value in parameters.graph(config)[1].items()
   }
-  requests = [
-    base.Request(f'r{n}', task_id, 2, 100 + n, SAMPLING)
-    for n, task_id in enumerate([*driver.tasks.task_ids] * 2)
-  ]
-  local = in_process.InProcessSampler(driver)
-  checksum, expected = ask(local, params, 2, requests)
-  driver.forget()
+
+
+@contextlib.contextmanager
+def connected(config, driver):
+  """Serves the driver and connects a client over a real channel."""
   server = service.serve(
     driver, model_fingerprint=parameters.fingerprint(config)
   )
@@ -84,13 +82,36 @@ def test_the_network_changes_no_bit(world):
       model_fingerprint=parameters.fingerprint(config),
       tasks_fingerprint=rollout.tasks_fingerprint(driver.tasks.task_ids),
       max_context_tokens=CONTEXT,
+      vocab_size=config.vocab_size,
     ),
   )
   try:
-    theirs, answers = ask(sampler, params, 2, requests)
+    yield sampler
   finally:
     sampler.close()
     server.stop()
+
+
+def ask(sampler, params, version, requests):
+  """Returns the snapshot's checksum and the answers by id."""
+  checksum = sampler.publish(params, version)
+  sampler.submit(requests)
+  answers = [sampler.next(60.0) for _ in requests]
+  return checksum, {answer.request_id: answer for answer in answers}
+
+
+def test_the_network_changes_no_bit(world):
+  config, driver = world
+  params = random_parameters(config)
+  requests = [
+    base.Request(f'r{n}', task_id, 2, 100 + n, SAMPLING)
+    for n, task_id in enumerate([*driver.tasks.task_ids] * 2)
+  ]
+  local = in_process.InProcessSampler(driver)
+  checksum, expected = ask(local, params, 2, requests)
+  driver.forget()
+  with connected(config, driver) as sampler:
+    theirs, answers = ask(sampler, params, 2, requests)
   assert theirs == checksum
   assert answers.keys() == expected.keys()
   for request in requests:
@@ -100,12 +121,42 @@ def test_the_network_changes_no_bit(world):
     assert answer.num_turns == 3
     assert answer.num_actions == answer.action_mask.sum() > 0
     assert (answer.behaviour_logprobs[answer.action_mask] < 0).all()
-    for field in dataclasses.fields(answer):
-      if field.name != 'seconds':
-        np.testing.assert_array_equal(
-          getattr(answer, field.name),
-          getattr(expected[request.request_id], field.name),
-          err_msg=field.name,
-        )
+    messages.assert_same(expected[request.request_id], answer, but=('seconds',))
   # The seed tells two episodes of one task apart.
   assert not np.array_equal(answers['r0'].tokens, answers['r3'].tokens)
+
+
+def test_same_weights_and_token_have_the_same_logprob(world):
+  """R1, over a channel: the ratio is 1 once both sides divide by pi(S)."""
+  config, driver = world
+  driver.forget()
+  params = random_parameters(config)
+  requests = [
+    base.Request(f'r{n}', driver.tasks.task_ids[n % 3], 0, n, sampling)
+    for n, sampling in enumerate(GRID)
+  ]
+  with connected(config, driver) as sampler:
+    _, answers = ask(sampler, params, 0, requests)
+  everything = np.arange(config.vocab_size)
+  for request in requests:
+    answer, sampling = answers[request.request_id], request.sampling
+    assert answer.status == types.Status.OK, answer.detail
+    assert answer.sampling == sampling
+    assert answer.logprob_kind == types.LogprobKind.PROCESSED
+    assert (answer.kept is not None) == sampling.truncated
+    logits = engine_world.action_logits(config, params, answer, CONTEXT)
+    sets = [everything] * answer.num_actions
+    if sampling.truncated:
+      sets = np.split(answer.kept.ids, answer.kept.offsets[1:-1])
+    tokens = answer.tokens[answer.action_mask]
+    exact, proxy = (
+      [
+        engine_world.renormalised(row, token, kept, sampling.temperature)
+        for row, token, kept in zip(logits, tokens, over, strict=True)
+      ]
+      for over in (sets, [everything] * len(sets))
+    )
+    got = answer.behaviour_logprobs[answer.action_mask]
+    np.testing.assert_allclose(got, exact, atol=1e-5, err_msg=str(sampling))
+    if sampling.truncated:
+      assert np.mean(got - proxy) > 0.01

@@ -1,7 +1,9 @@
 """The driver: one mask, appended ids only, and how episodes end."""
 
+import dataclasses
 import math
 
+import messages
 import numpy as np
 import pytest
 import scripted
@@ -21,7 +23,7 @@ class CannedEngine(scripted.Engine):
 
   def step(self):
     (slot,) = self._slots
-    tokens, logprobs = next(self._turns)
+    tokens, logprobs, *sets = next(self._turns)
     self._slots[slot][2].extend(tokens)
     return [
       base.Turn(
@@ -29,6 +31,7 @@ class CannedEngine(scripted.Engine):
         np.array(tokens, np.int32),
         np.array(logprobs, np.float32),
         tokens[-1:] == [scripted.END],
+        messages.csr(*sets) if sets else None,
       )
     ]
 
@@ -51,11 +54,12 @@ def run(driver, *requests, most_steps=100):
   raise AssertionError(f'still busy after {most_steps} steps')
 
 
-def canned(task_id, turns, **kwargs):
-  engine = CannedEngine(turns, num_slots=1, **kwargs)
+def canned(task_id, turns, sampling=scripted.SAMPLING):
+  """Plays turns of tokens, log-probs and, where sampling cuts, kept sets."""
+  engine = CannedEngine(turns, num_slots=1)
   tasks = scripted.Tasks()
   driver = make_driver(engine, tasks)
-  (result,) = run(driver, scripted.request(1, task_id))
+  (result,) = run(driver, scripted.request(1, task_id, sampling=sampling))
   return result, tasks, engine
 
 
@@ -188,11 +192,11 @@ def test_unknown_task_is_invalid_and_named():
 def test_parameters_that_the_engine_refuses_are_invalid():
   class Strict(scripted.Engine):
     def open(self, slot, *, seed, sampling):
-      raise ValueError('top_k (5) must be 0')
+      raise ValueError('top_k (-5) must be at least 0')
 
   (result,) = run(make_driver(Strict()), scripted.request(1))
   assert result.status == types.Status.INVALID
-  assert result.detail == 'top_k (5) must be 0'
+  assert result.detail == 'top_k (-5) must be at least 0'
 
 
 @pytest.mark.parametrize('version', [-1, 1, 7])
@@ -239,6 +243,83 @@ def test_engine_that_breaks_its_contract_is_sampler_error(turn, problem):
   assert problem in result.detail
   assert result.num_actions == 0
   assert tasks.made[0].actions == []
+
+
+TRUNCATED = dataclasses.replace(scripted.SAMPLING, top_k=3)
+
+
+def test_kept_sets_are_those_of_the_action_tokens_in_order():
+  result, _, _ = canned(
+    'win-2',
+    [
+      ([20, 99], [-1.0, -2.0], [20, 7], [98, 99, 8]),
+      ([22], [-0.5], [22]),
+    ],
+    TRUNCATED,
+  )
+  assert result.status == OK
+  assert result.logprob_kind == types.LogprobKind.PROCESSED
+  messages.assert_same(messages.csr([20, 7], [98, 99, 8], [22]), result.kept)
+  assert len(result.kept.offsets) == result.num_actions + 1
+
+
+@pytest.mark.parametrize(
+  'task_id, status',
+  [('wordy', 'CONTEXT_LIMIT'), ('crash-at-step', 'ENV_ERROR')],
+)
+def test_an_episode_cut_short_keeps_the_sets_of_what_it_has(task_id, status):
+  result, _, _ = canned(
+    task_id, [([20, 99], [-1.0, -2.0], [20, 7], [99])], TRUNCATED
+  )
+  assert result.status == types.Status[status]
+  assert result.num_actions == 2
+  messages.assert_same(messages.csr([20, 7], [99]), result.kept)
+
+
+def test_without_truncation_nothing_is_kept():
+  turns = [([20, 99], [-1.0, -2.0])]
+  result, _, _ = canned('win-1', turns)
+  assert result.kept is None
+  assert result.logprob_kind == types.LogprobKind.PROCESSED
+  # An engine that cannot tell is heard all the same.
+  result, _, _ = canned('win-1', turns, TRUNCATED)
+  assert (result.status, result.kept) == (OK, None)
+
+
+@pytest.mark.parametrize(
+  'sampling, turns, problem',
+  [
+    (
+      scripted.SAMPLING,
+      [([20], [-1.0], [20])],
+      'kept sets though sampling is not truncated',
+    ),
+    (
+      TRUNCATED,
+      [([20], [-1.0], [20]), ([21], [-1.0])],
+      'no kept sets but did before',
+    ),
+    (
+      TRUNCATED,
+      [([20], [-1.0]), ([21], [-1.0], [21])],
+      'kept sets but did not before',
+    ),
+    (
+      TRUNCATED,
+      [([20, 21], [-1.0, -1.0], [20], [20, 22])],
+      'lacks 21, the token drawn at action 1',
+    ),
+    (TRUNCATED, [([20, 21], [-1.0, -1.0], [20])], '2 offsets for 2 action'),
+    (TRUNCATED, [([20], [-1.0], [20, 20])], '20 twice'),
+  ],
+)
+def test_sets_that_break_the_contract_are_sampler_error(
+  sampling, turns, problem
+):
+  result, _, _ = canned('win-3', turns, sampling)
+  assert result.status == types.Status.SAMPLER_ERROR
+  assert problem in result.detail
+  assert result.num_actions == len(turns) - 1
 
 
 def test_cancelled_requests_do_not_finish_and_free_their_slot():

@@ -32,13 +32,19 @@ def test_generated_code_matches_the_proto(tmp_path):
   assert committed == expected, 'run `make proto`'
 
 
-def test_statuses_are_those_of_the_records():
+def test_closed_sets_are_those_of_the_records():
   wire = {
     name.removeprefix('STATUS_'): number
     for name, number in sampler_pb2.Status.items()
     if number
   }
   assert wire == {status.name: int(status) for status in types.Status}
+  wire = {
+    name.removeprefix('LOGPROB_KIND_'): number
+    for name, number in sampler_pb2.LogprobKind.items()
+    if number
+  }
+  assert wire == {kind.name: int(kind) for kind in types.LogprobKind}
 
 
 def test_every_message_field_and_rpc_is_explained():

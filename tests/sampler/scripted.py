@@ -115,6 +115,15 @@ def turn_at(seed, position, version, max_turn_tokens):
   return tokens, logprobs.astype(np.float32)
 
 
+def kept_at(tokens, sampling):
+  """Returns what tokens were drawn from: each and those above it."""
+  if not sampling.truncated:
+    return None
+  size = sampling.top_k or 2
+  ids = tokens[:, None] + np.arange(size, dtype=np.int32)
+  return types.KeptIds(ids.ravel(), size * np.arange(len(tokens) + 1))
+
+
 class Engine:
   """Ends a turn of every slot at every step; keeps each slot's ids."""
 
@@ -165,7 +174,8 @@ class Engine:
         seed, len(history), self.policy_version, sampling.max_turn_tokens
       )
       history.extend(tokens.tolist())
-      turns.append(base.Turn(slot, tokens, logprobs, tokens[-1] == END))
+      kept = kept_at(tokens, sampling)
+      turns.append(base.Turn(slot, tokens, logprobs, tokens[-1] == END, kept))
     return turns
 
   def close(self, slot):
@@ -183,6 +193,7 @@ EXPECTED = handshake.Expectation(
   model_fingerprint=MODEL_FINGERPRINT,
   tasks_fingerprint=rollout.tasks_fingerprint(TASK_IDS),
   max_context_tokens=100,
+  vocab_size=1000,
 )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import socket
 
 import grpc
-import numpy as np
+import messages
 import pytest
 import scripted
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -44,7 +44,13 @@ def test_every_request_is_answered_in_completion_order():
 
 
 def test_what_arrives_is_what_an_in_process_driver_makes():
-  requests = [scripted.request(n, f'win-{1 + n % 5}') for n in range(20)]
+  truncated = dataclasses.replace(scripted.SAMPLING, top_k=3)
+  requests = [
+    scripted.request(
+      n, f'win-{1 + n % 5}', sampling=(scripted.SAMPLING, truncated)[n % 2]
+    )
+    for n in range(20)
+  ]
   driver = rollout.RolloutDriver(
     scripted.load(scripted.Engine()), scripted.Tasks(), scripted.Template()
   )
@@ -57,11 +63,8 @@ def test_what_arrives_is_what_an_in_process_driver_makes():
     sampler.submit(requests)
     for result in collect(sampler, 20):
       ours = expected[result.request_id]
-      for field in dataclasses.fields(result):
-        if field.name != 'seconds':
-          np.testing.assert_array_equal(
-            getattr(result, field.name), getattr(ours, field.name)
-          )
+      messages.assert_same(ours, result, but=('seconds',))
+      assert (result.kept is not None) == result.sampling.truncated
 
 
 def test_unix_socket(tmp_path):
@@ -260,3 +263,30 @@ def test_the_longest_trajectory_fits_the_smallest_allowed_message():
   ):
     sampler.submit([scripted.request(1, 'endless')])
     assert sampler.next(WAIT_S).status == OK
+
+
+def test_kept_sets_too_large_for_a_message_fail_their_request_alone():
+  limits = options.ChannelLimits(max_message_bytes=5000)
+  few, many = (
+    dataclasses.replace(scripted.SAMPLING, top_k=top_k) for top_k in (3, 2000)
+  )
+  with (
+    serving(limits=limits) as server,
+    connected(server, limits=limits) as sampler,
+  ):
+    sampler.submit(
+      [
+        scripted.request(1, sampling=many),
+        scripted.request(2, sampling=few),
+      ]
+    )
+    results = {r.request_id: r for r in collect(sampler, 2)}
+  refused, taken = results['r1'], results['r2']
+  assert refused.status == types.Status.SAMPLER_ERROR
+  assert 'a message at most 5000' in refused.detail
+  assert taken.status == OK
+  assert taken.kept.offsets.tolist() == [
+    *range(0, 3 * taken.num_actions + 1, 3)
+  ]
+  sampled = taken.tokens[taken.action_mask]
+  assert taken.kept.ids.reshape(-1, 3)[:, 0].tolist() == sampled.tolist()

@@ -1,6 +1,7 @@
 import jax
 import numpy as np
 import pytest
+from truncation_by_hand import by_hand
 
 from spopp_jax.sampler import truncation
 
@@ -19,24 +20,6 @@ def truncate(logits, temperature=1.0, top_k=0, top_p=1.0, width=None):
     width=width or logits.shape[1],
   )
   return np.asarray(result.logprobs), np.asarray(result.kept)
-
-
-def by_hand(logits, temperature, top_k, top_p):
-  """One row: the kept ids, the likeliest first, and their log-probs."""
-  scaled = np.asarray(logits, np.float64) / temperature
-  order = sorted(range(len(scaled)), key=lambda i: (-scaled[i], i))
-  if top_k:
-    order = order[:top_k]
-  masses = np.exp(scaled - scaled.max())
-  whole = sum(masses[i] for i in order)
-  kept, mass = [], 0.0
-  for i in order:
-    if kept and top_p < 1 and mass >= top_p - 1e-6:
-      break
-    kept.append(i)
-    mass += masses[i] / whole
-  total = np.log(sum(masses[i] for i in kept))
-  return kept, [scaled[i] - scaled.max() - total for i in kept]
 
 
 def ids(kept):

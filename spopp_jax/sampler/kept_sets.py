@@ -1,0 +1,79 @@
+"""What truncated decoding kept, on the host: read, joined and checked."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spopp_jax import types
+
+
+def from_bits(bits: np.ndarray) -> types.KeptIds:
+  """Reads the sets of consecutive tokens.
+
+  Args:
+    bits: [k, W] uint8; id 8 w + b is kept where byte w has its bit 7 - b, as
+      numpy.packbits lays them.
+
+  Returns:
+    The sets, ids rising within each.
+  """
+  token, ids = np.nonzero(np.unpackbits(bits, axis=1))
+  sizes = np.bincount(token, minlength=len(bits))
+  return types.KeptIds(ids.astype(np.int32), _offsets(sizes))
+
+
+def concatenate(pieces: Sequence[types.KeptIds]) -> types.KeptIds:
+  """Joins the sets of consecutive stretches of action tokens.
+
+  Args:
+    pieces: at least one; a stretch may be empty.
+
+  Returns:
+    The sets of all their tokens in order.
+  """
+  sizes = np.concatenate([np.diff(piece.offsets) for piece in pieces])
+  ids = np.concatenate([piece.ids for piece in pieces])
+  return types.KeptIds(ids.astype(np.int32), _offsets(sizes))
+
+
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+  offsets = np.zeros(len(sizes) + 1, np.int64)
+  np.cumsum(sizes, out=offsets[1:])
+  return offsets
+
+
+def problem(kept: types.KeptIds, sampled: np.ndarray) -> str | None:
+  """Says how sets are none that tokens can have been drawn from.
+
+  Args:
+    kept: the sets, unchecked.
+    sampled: [L] int; the action tokens in order.
+
+  Returns:
+    The first fault in words; None when offsets rise from 0 to E and number
+    L + 1, and every set holds distinct ids >= 0, its own token among them.
+  """
+  ids, offsets = kept.ids, kept.offsets
+  num_tokens = len(sampled)
+  if len(offsets) != num_tokens + 1:
+    return f'has {len(offsets)} offsets for {num_tokens} action tokens'
+  if offsets[0] != 0 or offsets[-1] != len(ids):
+    return f'has offsets from {offsets[0]} to {offsets[-1]} for {len(ids)} ids'
+  # Compared, not subtracted: differences of hostile numbers overflow.
+  falling = offsets[1:] <= offsets[:-1]
+  if falling.any():
+    return f'has offsets that do not rise at action {int(np.argmax(falling))}'
+  if ids.min(initial=0) < 0:
+    return f'has the id {ids.min()}'
+  token = np.repeat(np.arange(num_tokens), np.diff(offsets))
+  holds = np.zeros(num_tokens, bool)
+  holds[token[ids == sampled[token]]] = True
+  if not holds.all():
+    index = int(np.argmin(holds))
+    return f'lacks {sampled[index]}, the token drawn at action {index}'
+  order = np.lexsort((ids, token))
+  again = (np.diff(ids[order]) == 0) & (np.diff(token[order]) == 0)
+  if again.any():
+    index = order[int(np.argmax(again))]
+    return f'has {ids[index]} twice at action {token[index]}'
+  return None

@@ -1,0 +1,242 @@
+"""The arrays of a trajectory <-> packed bytes, checked in full on receipt."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.sampler import errors, kept_sets, sampler_pb2
+
+# A float32 log-softmax may exceed 0 by its rounding, never by more.
+LOGPROB_CEILING = 1e-5
+
+_WIRE_DTYPES: dict[int, np.dtype] = {
+  sampler_pb2.DTYPE_BOOL: np.dtype(np.uint8),
+  sampler_pb2.DTYPE_INT32: np.dtype('<i4'),
+  sampler_pb2.DTYPE_FLOAT32: np.dtype('<f4'),
+  sampler_pb2.DTYPE_INT64: np.dtype('<i8'),
+}
+
+
+class Payload(NamedTuple):
+  """The fields of `types.Trajectory` with these names."""
+
+  tokens: np.ndarray
+  action_mask: np.ndarray
+  behaviour_logprobs: np.ndarray
+  kept: types.KeptIds | None
+
+
+def encode(trajectory: types.Trajectory) -> dict[str, Any]:
+  """Returns the fields of a Trajectory message that hold or guard arrays."""
+  tokens = _encode_array(trajectory.tokens, sampler_pb2.DTYPE_INT32)
+  mask = _encode_array(trajectory.action_mask, sampler_pb2.DTYPE_BOOL)
+  logprobs = _encode_array(
+    trajectory.behaviour_logprobs, sampler_pb2.DTYPE_FLOAT32
+  )
+  arrays = [tokens, mask, logprobs]
+  kept = None
+  if trajectory.kept is not None:
+    ids = _encode_array(trajectory.kept.ids, sampler_pb2.DTYPE_INT32)
+    offsets = _encode_array(trajectory.kept.offsets, sampler_pb2.DTYPE_INT64)
+    kept = sampler_pb2.KeptIds(ids=ids, offsets=offsets)
+    arrays += [ids, offsets]
+  return {
+    'tokens': tokens,
+    'action_mask': mask,
+    'behaviour_logprobs': logprobs,
+    'kept': kept,
+    'num_actions': trajectory.num_actions,
+    'payload_crc32': _crc32(arrays),
+  }
+
+
+def decode(
+  message: sampler_pb2.Trajectory,
+  *,
+  max_tokens: int,
+  vocab_size: int,
+  check: errors.Checker,
+) -> Payload:
+  """Reads and checks the arrays of a trajectory.
+
+  Args:
+    message: what arrived.
+    max_tokens: the most tokens a trajectory may have.
+    vocab_size: number of the model's ids.
+    check: refuses in the request's name.
+
+  Raises:
+    InvalidMessage: an array is missing, damaged or outside what is allowed.
+  """
+  has_kept = message.HasField('kept')
+  wire = [message.tokens, message.action_mask, message.behaviour_logprobs]
+  if has_kept:
+    wire += [message.kept.ids, message.kept.offsets]
+  crc = _crc32(wire)
+  check.that(
+    crc == message.payload_crc32,
+    'payload_crc32',
+    f'{message.payload_crc32:08x}',
+    f'{crc:08x}, the crc32 of the arrays that arrived',
+  )
+  tokens = _decode_array(wire[0], 'tokens', sampler_pb2.DTYPE_INT32, check)
+  mask = _decode_array(wire[1], 'action_mask', sampler_pb2.DTYPE_BOOL, check)
+  logprobs = _decode_array(
+    wire[2], 'behaviour_logprobs', sampler_pb2.DTYPE_FLOAT32, check
+  )
+  _check_ids(tokens, 'tokens', vocab_size, check)
+  _check_arrays(tokens, mask, logprobs, message.num_actions, check)
+  check.that(
+    tokens.size <= max_tokens,
+    'tokens.length',
+    tokens.size,
+    f'at most the context of {max_tokens} tokens',
+  )
+  actions = mask.astype(bool)
+  kept = None
+  if has_kept:
+    kept = _decode_kept(message.kept, tokens[actions], vocab_size, check)
+  return Payload(
+    tokens.astype(np.int32), actions, logprobs.astype(np.float32), kept
+  )
+
+
+def _decode_kept(
+  message: sampler_pb2.KeptIds,
+  sampled: np.ndarray,
+  vocab_size: int,
+  check: errors.Checker,
+) -> types.KeptIds:
+  ids = _decode_array(message.ids, 'kept.ids', sampler_pb2.DTYPE_INT32, check)
+  offsets = _decode_array(
+    message.offsets, 'kept.offsets', sampler_pb2.DTYPE_INT64, check
+  )
+  kept = types.KeptIds(ids.astype(np.int32), offsets.astype(np.int64))
+  _check_ids(kept.ids, 'kept.ids', vocab_size, check)
+  fault = kept_sets.problem(kept, sampled)
+  check.that(
+    fault is None,
+    'kept',
+    f'one that {fault}',
+    'offsets that rise from 0 to the number of ids, one more than there are '
+    'action tokens, and sets of distinct ids with their own token',
+  )
+  return kept
+
+
+def _check_ids(
+  ids: np.ndarray, field: str, vocab_size: int, check: errors.Checker
+) -> None:
+  wrong = (ids < 0) | (ids >= vocab_size)
+  check.that(
+    not wrong.any(),
+    field,
+    ids[wrong][:1],
+    f'ids in [0, {vocab_size}), the vocabulary',
+  )
+
+
+def _check_arrays(
+  tokens: np.ndarray,
+  mask: np.ndarray,
+  logprobs: np.ndarray,
+  num_actions: int,
+  check: errors.Checker,
+) -> None:
+  check.that(
+    mask.size == tokens.size,
+    'action_mask.length',
+    mask.size,
+    f'{tokens.size}, the number of tokens',
+  )
+  check.that(
+    bool(np.all(mask <= 1)), 'action_mask', mask.max(initial=0), '0 or 1'
+  )
+  check.that(
+    int(mask.sum()) == num_actions,
+    'action_mask',
+    f'{int(mask.sum())} ones',
+    f'{num_actions}, the number of sampled tokens (num_actions)',
+  )
+  check.that(
+    logprobs.size > 0 or tokens.size == 0,
+    'behaviour_logprobs',
+    'empty: sampler returned no log-probs',
+    f'{tokens.size} values; have the sampler return log-probs',
+  )
+  check.that(
+    logprobs.size == tokens.size,
+    'behaviour_logprobs.length',
+    logprobs.size,
+    f'{tokens.size}, the number of tokens',
+  )
+  actions = mask.astype(bool)
+  problem = logprob_problem(logprobs[actions])
+  check.that(
+    problem is None,
+    'behaviour_logprobs',
+    problem,
+    'finite and <= 0 at action tokens',
+  )
+  check.that(
+    bool(np.all(logprobs[~actions] == 0)),
+    'behaviour_logprobs',
+    'not 0 outside the action mask',
+    '0 where the mask is 0',
+  )
+
+
+def logprob_problem(logprobs: np.ndarray) -> str | None:
+  """Names the first value that is no log-probability.
+
+  Args:
+    logprobs: [k] float32; nats.
+
+  Returns:
+    The value in words, or None when all are finite and at most 0 up to the
+    rounding of float32.
+  """
+  wrong = ~np.isfinite(logprobs) | (logprobs > LOGPROB_CEILING)
+  if not wrong.any():
+    return None
+  index = int(np.argmax(wrong))
+  return f'{float(logprobs[index])} at action {index}'
+
+
+def _encode_array(array: np.ndarray, dtype: int) -> sampler_pb2.Array:
+  data = np.asarray(array).astype(_WIRE_DTYPES[dtype]).tobytes()
+  return sampler_pb2.Array(
+    dtype=dtype,  # type: ignore[arg-type]
+    length=len(array),
+    data=data,
+  )
+
+
+def _decode_array(
+  message: sampler_pb2.Array, field: str, dtype: int, check: errors.Checker
+) -> np.ndarray:
+  check.that(
+    message.dtype == dtype,
+    f'{field}.dtype',
+    message.dtype,
+    sampler_pb2.DType.Name(dtype),
+  )
+  wire_dtype = _WIRE_DTYPES[dtype]
+  check.that(
+    len(message.data) == message.length * wire_dtype.itemsize,
+    f'{field}.data',
+    f'{len(message.data)} bytes',
+    f'{message.length * wire_dtype.itemsize} bytes for {message.length} '
+    'elements',
+  )
+  return np.frombuffer(message.data, wire_dtype)
+
+
+def _crc32(arrays: Sequence[sampler_pb2.Array]) -> int:
+  crc = 0
+  for array in arrays:
+    crc = zlib.crc32(array.data, crc)
+  return crc

@@ -1,0 +1,75 @@
+import messages
+import numpy as np
+import pytest
+
+from spopp_jax import types
+from spopp_jax.sampler import kept_sets
+
+
+@pytest.mark.parametrize('vocabulary', [1, 7, 8, 9, 20])
+def test_bits_are_the_ids_that_are_set(vocabulary):
+  rng = np.random.default_rng(vocabulary)
+  kept = rng.random((30, vocabulary)) < 0.4
+  kept[0] = True
+  kept[1] = False
+  got = kept_sets.from_bits(np.packbits(kept, axis=1))
+  expected = messages.csr(*(np.flatnonzero(row).tolist() for row in kept))
+  messages.assert_same(expected, got)
+
+
+def test_no_tokens_have_no_sets():
+  got = kept_sets.from_bits(np.zeros((0, 3), np.uint8))
+  messages.assert_same(messages.csr(), got)
+
+
+def test_turns_follow_each_other():
+  got = kept_sets.concatenate(
+    [
+      messages.csr([3, 1], [2]),
+      messages.csr(),
+      messages.csr([9]),
+      messages.csr([4, 5, 6], [7, 8]),
+    ]
+  )
+  expected = messages.csr([3, 1], [2], [9], [4, 5, 6], [7, 8])
+  messages.assert_same(expected, got)
+  one = messages.csr([3, 1], [2])
+  messages.assert_same(one, kept_sets.concatenate([one]))
+
+
+def test_sets_with_their_token_and_distinct_ids_are_fine():
+  sampled = np.array([6, 7, 6], np.int32)
+  for sets in (
+    ([6], [7], [6]),
+    ([6, 7], [6, 7], [7, 6]),
+    ([9, 6], [7, 9, 8], [1, 2, 3, 6]),
+  ):
+    assert kept_sets.problem(messages.csr(*sets), sampled) is None
+  assert kept_sets.problem(messages.csr(), sampled[:0]) is None
+
+
+@pytest.mark.parametrize(
+  'sets, words',
+  [
+    (([6], [7]), '3 offsets for 3 action tokens'),
+    (([6], [7], [6], [6]), '5 offsets for 3 action tokens'),
+    (([6], [], [6, 7]), 'do not rise at action 1'),
+    (([6], [7], [7, 8]), 'lacks 6, the token drawn at action 2'),
+    (([6, 2, 2], [7], [6]), '2 twice at action 0'),
+    (([6], [7, 2, 3, 7], [6]), '7 twice at action 1'),
+    (([6], [7, -1], [6]), 'the id -1'),
+  ],
+)
+def test_the_first_fault_is_named(sets, words):
+  sampled = np.array([6, 7, 6], np.int32)
+  assert words in kept_sets.problem(messages.csr(*sets), sampled)
+
+
+def test_hostile_offsets_are_refused_without_being_followed():
+  sampled = np.array([6, 7], np.int32)
+  least = np.iinfo(np.int64).min
+  for middle in (least, -least - 1, 2**40):
+    kept = types.KeptIds(
+      np.array([6, 7], np.int32), np.array([0, middle, 2], np.int64)
+    )
+    assert 'do not rise' in kept_sets.problem(kept, sampled)
