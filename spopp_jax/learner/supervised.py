@@ -25,7 +25,10 @@ class SupervisedLearner:
     self._optimizer = optimizer
     graphdef, _ = parameters.graph(config)
     logprobs = functools.partial(
-      update.packed_logprobs, graphdef=graphdef, temperature=1.0
+      update.packed_logprobs,
+      graphdef=graphdef,
+      temperature=1.0,
+      chunk_tokens=update.CHUNK_TOKENS,
     )
     self._update = jax.jit(
       functools.partial(_update, logprobs, optimizer), donate_argnums=0
@@ -39,7 +42,7 @@ class SupervisedLearner:
     self, state: state_lib.LearnerState, batch: types.PackedBatch
   ) -> tuple[state_lib.LearnerState, jax.Array]:
     """Takes one step on rows [1, B, S]; returns the mean loss in nats."""
-    rows = jax.tree.map(lambda x: x[0] if x.ndim == 3 else x, batch)
+    rows = jax.tree.map(lambda x: x[0] if x.ndim >= 3 else x, batch)
     return self._update(state, rows)
 
 

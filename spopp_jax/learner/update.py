@@ -17,6 +17,9 @@ from spopp_jax.learner import state as state_lib
 from spopp_jax.models import dense, parameters
 from spopp_jax.objectives import base as objectives
 
+# Tokens whose logits are held at a time; enough for efficient products.
+CHUNK_TOKENS = 1024
+
 
 def make_optimizer(
   *,
@@ -63,6 +66,7 @@ class Learner:
     *,
     temperature: float = 1.0,
     microbatches: int = 1,
+    chunk_tokens: int = CHUNK_TOKENS,
     minibatch_size: int,
     row_length: int,
     row_buckets: Sequence[int],
@@ -76,6 +80,7 @@ class Learner:
       temperature: > 0; the sampler's, so that log-probs mean the same.
       microbatches: parts that a minibatch's gradient is computed in; they
         save memory and change nothing else. Rows must divide by it.
+      chunk_tokens: >= 1; tokens whose logits are held at a time.
       minibatch_size: trajectories that are scored at a time.
       row_length: S, tokens of a packed row.
       row_buckets: allowed numbers of rows.
@@ -86,7 +91,10 @@ class Learner:
     self._row_buckets = tuple(row_buckets)
     graphdef, _ = parameters.graph(config)
     logprobs = functools.partial(
-      packed_logprobs, graphdef=graphdef, temperature=temperature
+      packed_logprobs,
+      graphdef=graphdef,
+      temperature=temperature,
+      chunk_tokens=chunk_tokens,
     )
     self._score = jax.jit(functools.partial(_map_rows, logprobs))
     self._update = jax.jit(
@@ -146,16 +154,20 @@ def packed_logprobs(
   *,
   graphdef: nnx.GraphDef,
   temperature: float,
+  chunk_tokens: int,
 ) -> jax.Array:
   """Returns [B, S] float32 nats where the action mask is set, else 0."""
   decoder = parameters.bind(graphdef, params)
   hidden = decoder.hidden(batch.tokens, batch.positions, batch.segment_ids)
   return token_logprobs.token_logprobs(
-    decoder.logits(hidden),
+    hidden,
+    decoder.output_matrix(),
     batch.tokens,
     batch.action_mask,
+    batch.kept_ids,
     temperature=temperature,
-  )
+    chunk_tokens=chunk_tokens,
+  ).logprobs
 
 
 _PER_TOKEN = (

@@ -253,6 +253,12 @@ class Decoder(nnx.Module):
     mask = keys[None, None, :] <= positions[:, :, None]
     return self.model(tokens, positions, mask, caches)
 
+  def output_matrix(self) -> jax.Array:
+    """Returns W [V, D]: the logits are hidden @ W.T."""
+    if self.config.tie_word_embeddings:
+      return self.model.embed_tokens.weight[...]
+    return self.lm_head.weight[...]
+
   def logits(self, hidden: jax.Array) -> jax.Array:
     """Maps hidden states [..., D] to float32 logits [..., V]."""
     if self.config.tie_word_embeddings:

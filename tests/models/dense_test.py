@@ -229,6 +229,13 @@ def test_tied_logits_use_the_embedding_and_untied_their_own_matrix():
   )
   by_embedding = untied.model.embed_tokens.attend(hidden)
   assert np.abs(logits - by_embedding).max() > 0.1
+  for decoder in (tied, untied):
+    np.testing.assert_allclose(
+      decoder.logits(hidden),
+      hidden @ decoder.output_matrix().T,
+      rtol=1e-5,
+      atol=1e-5,
+    )
   assert untied.logits(hidden.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
