@@ -138,20 +138,67 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.objective = config_dict.create(
     # Method: the name of a file in spopp_jax/objectives.
     name='spopp',
+    # Rollouts a prompt and dispatch; 1 for event_time and receipt_order.
+    group_size=config_dict.placeholder(int),
+    # Baseline: event_time, receipt_order, group_mean or leave_one_out.
+    baseline=config_dict.placeholder(str),
+    # Standardization: action_token, trajectory, group or none.
+    measure=config_dict.placeholder(str),
+    # False leaves the mean in a batch-wide standardization.
+    center=config_dict.placeholder(bool),
+    # False leaves the deviation out of a batch-wide standardization.
+    scale=config_dict.placeholder(bool),
+    # Groups of equal rewards leave the loss and its denominator.
+    drop_equal_groups=config_dict.placeholder(bool),
+    # Tokens from which a response is overlong (DAPO); 0 is off.
+    overlong_limit=config_dict.placeholder(float),
+    # Tokens before that in which the penalty grows.
+    overlong_buffer=config_dict.placeholder(float),
+    # Learner-to-sampler weight: none, token, sequence, icepop or tempered.
+    correction=config_dict.placeholder(str),
+    # Upper truncation of the weight of token and sequence; >= 1.
+    rollout_cap=config_dict.placeholder(float),
+    # Smallest ratio that icepop, window and geometric_mean keep.
+    window_low=config_dict.placeholder(float),
+    # Largest ratio that icepop, window and geometric_mean keep.
+    window_high=config_dict.placeholder(float),
+    # Share of the sample size that tempering keeps effective; (0, 1].
+    target_ess_fraction=config_dict.placeholder(float),
+    # Halvings of the bisection for the tempering exponent.
+    tempering_iterations=config_dict.placeholder(int),
+    # What is tempered together: group or batch.
+    tempering_scope=config_dict.placeholder(str),
+    # Log-ratio of a sequence that is tempered: sum or mean over tokens.
+    tempering_log_ratio=config_dict.placeholder(str),
+    # Tempered weights of a group have mean_one or sum_one.
+    tempering_scale=config_dict.placeholder(str),
+    # Rejected tokens: none, window, geometric_mean or second_moment (M2PO).
+    token_mask=config_dict.placeholder(str),
+    # Mean squared log-ratio that second_moment allows, in nats^2.
+    second_moment_threshold=config_dict.placeholder(float),
+    # Whose rule second_moment follows: paper, official_cap or areal.
+    second_moment_variant=config_dict.placeholder(str),
+    # Tokens the loss divides by: all, or those that were kept.
+    denominator=config_dict.placeholder(str),
+    # Surrogate: clip, clip_weight, unclipped or likelihood.
+    surrogate=config_dict.placeholder(str),
+    # Ratio that carries the gradient: token, sequence_mean or sequence_sum.
+    ratio=config_dict.placeholder(str),
+    # Its denominator: proximal, behaviour or group_expectation.
+    ratio_to=config_dict.placeholder(str),
     # The ratio is clipped below at 1 - clip_low.
     clip_low=config_dict.placeholder(float),
     # The ratio is clipped above at 1 + clip_high.
     clip_high=config_dict.placeholder(float),
+    # Which ratio must stay in that range: the ratio, or the one to behaviour.
+    clip_region=config_dict.placeholder(str),
     # Cap c > 1 on the ratio where the advantage is negative; 0 is off.
     dual_clip=config_dict.placeholder(float),
-    # Measure of the standardization: action_token or trajectory.
-    measure=config_dict.placeholder(str),
-    # Upper truncation of the learner-to-sampler ratio; >= 1.
-    rollout_cap=config_dict.placeholder(float),
-    # What the truncated ratio speaks of: token or sequence.
-    rollout_level=config_dict.placeholder(str),
-    # Which evidence gives the values: event_time or receipt_order.
-    baseline=config_dict.placeholder(str),
+    # Token losses to one: token_mean, token_sum, seq_mean_token_mean,
+    # seq_mean_token_sum or seq_mean_token_sum_norm.
+    aggregation=config_dict.placeholder(str),
+    # Constant in tokens that seq_mean_token_sum_norm divides by.
+    aggregation_norm=config_dict.placeholder(float),
   )
   config.evidence = config_dict.create(
     # Weight that event_time evidence keeps a policy event.
@@ -182,6 +229,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.learner = config_dict.create(
     # Optimizer steps a collected batch, each on its own part of it.
     minibatches=2,
+    # Parts that each minibatch's gradient is computed in, to save memory.
+    microbatches=1,
     # Tokens of a packed row.
     row_length=192,
     # Row counts a minibatch is padded to, rising; one compilation each.

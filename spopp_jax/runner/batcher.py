@@ -1,5 +1,8 @@
 """Between the loop and a sampler: submit, collect first finished, drain.
 
+What is collected are whole groups: one rollout, or the rollouts that a group
+method compares, once the last of them has ended.
+
 It holds the requests in flight, so it alone decides what counts: a reply is
 taken once, by request id; a failed attempt is retried within one budget; a
 lost sampler is restored and asked again for what it still owes.
@@ -71,6 +74,8 @@ class Batcher:
     self._published: tuple[Mapping[str, np.ndarray], int] | None = None
     self._losses_in_a_row = 0
     self.statuses: collections.Counter[types.Status] = collections.Counter()
+    self._partial: dict[int | str, list[Finished]] = {}
+    self._owed: collections.Counter[int | str] = collections.Counter()
 
   @property
   def in_flight(self) -> list[types.Ticket]:
@@ -93,23 +98,26 @@ class Batcher:
   def submit(self, tickets: Sequence[types.Ticket]) -> None:
     """Sends requests off."""
     self._waiting |= {ticket.request_id: ticket for ticket in tickets}
+    self._owed.update(map(_group, tickets))
     self._unsent.extend(tickets)
     try:
       self._send()
     except errors.SamplerLost as error:
       self._recover(error)
 
-  def collect(self, count: int) -> list[Finished]:
-    """Returns the first `count` usable trajectories to finish.
+  def collect(self, groups: int) -> list[Finished]:
+    """Returns the members of the first `groups` groups to finish.
 
-    Fewer are returned when failed requests used up their attempts.
+    A group has finished when none of its requests is in flight. It lacks the
+    members whose requests used up their attempts; one without any member does
+    not count. Fewer groups are returned when no more are in flight.
 
     Raises:
       RolloutsFailed: no reply within the timeout, or the sampler is lost and
         could not be restored; names the waiting request ids.
     """
     finished: list[Finished] = []
-    while self._waiting and len(finished) < count:
+    while self._waiting and groups > 0:
       try:
         trajectory = self._sampler.next(self._rollout_timeout_s)
       except errors.SamplerLost as error:
@@ -117,22 +125,22 @@ class Batcher:
         continue
       except errors.SamplerTimeout as error:
         raise RolloutsFailed(self._overdue(str(error))) from error
-      item = self._accept(trajectory)
-      if item is not None:
-        finished.append(item)
-        self.on_finished()
+      members = self._accept(trajectory)
+      groups -= bool(members)
+      finished += members
     return finished
 
   def drain(self) -> list[Finished]:
     """Returns everything still in flight, once it has finished."""
     return self.collect(len(self._waiting))
 
-  def _accept(self, trajectory: types.Trajectory) -> Finished | None:
+  def _accept(self, trajectory: types.Trajectory) -> list[Finished]:
+    """Takes one reply; returns its group if that was the last of it."""
     self._losses_in_a_row = 0
     ticket = self._waiting.pop(trajectory.request_id, None)
     if ticket is None:
       self.statuses[types.Status.DUPLICATE] += 1
-      return None
+      return []
     self.submit([])  # the sampler has room for one more
     status = trajectory.status
     if (
@@ -144,19 +152,30 @@ class Batcher:
     if status in self._keep:
       if status is not types.Status.OK:
         trajectory = dataclasses.replace(trajectory, reward=0.0)
-      return Finished(ticket, trajectory)
-    _LOG.warning(
-      'request %s (%s) ended as %s: %s',
-      ticket.request_id,
-      ticket.task_id,
-      status.name.lower(),
-      trajectory.detail,
-    )
-    self._retry(ticket)
-    return None
+      members = self._partial.setdefault(_group(ticket), [])
+      members.append(Finished(ticket, trajectory))
+      self.on_finished()
+    else:
+      _LOG.warning(
+        'request %s (%s) ended as %s: %s',
+        ticket.request_id,
+        ticket.task_id,
+        status.name.lower(),
+        trajectory.detail,
+      )
+      self._retry(ticket)
+    return self._settle(_group(ticket))
+
+  def _settle(self, group: int | str) -> list[Finished]:
+    """Counts one answer; returns the group's members if it was the last."""
+    self._owed[group] -= 1
+    if self._owed[group]:
+      return []
+    del self._owed[group]
+    return self._partial.pop(group, [])
 
   def _retry(self, ticket: types.Ticket) -> None:
-    stem, _, attempt = ticket.request_id.partition('/')
+    stem, attempt = _stem_and_attempt(ticket)
     tried = int(attempt or 1)
     if tried < self._attempts:
       # A finished request id is never run again, so a retry needs its own;
@@ -236,3 +255,15 @@ class Batcher:
       f'{reason}; waiting for {len(self._waiting)} requests ({waiting}). '
       'Continue from the last checkpoint with --config.run.resume=True'
     )
+
+
+def _stem_and_attempt(ticket: types.Ticket) -> tuple[str, str]:
+  stem, _, attempt = ticket.request_id.partition('/')
+  return stem, attempt
+
+
+def _group(ticket: types.Ticket) -> int | str:
+  """Returns the key of the ticket's group; retries stay in it."""
+  if ticket.group_id < 0:
+    return _stem_and_attempt(ticket)[0]
+  return ticket.group_id

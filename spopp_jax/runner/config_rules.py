@@ -42,6 +42,7 @@ _RANGES = {
     'dispatch.batch_size',
     'dispatch.in_flight',
     'learner.minibatches',
+    'learner.microbatches',
     'learner.row_length',
   ),
   '[0, inf)': (
@@ -96,8 +97,7 @@ def check_rules(
         + ', '.join(map(str, allowed))
       )
   _check_task_types(config.environment.task_types)
-  _check_method(config)
-  _check_flow(config)
+  _check_flow(config, _check_method(config))
   _check_shapes(config)
 
 
@@ -122,8 +122,11 @@ def _check_task_types(kinds: tuple[str, ...]) -> None:
     )
 
 
-def _check_method(config: ml_collections.ConfigDict) -> None:
-  """Builds objective and evidence: their own code knows what it allows."""
+def _check_method(config: ml_collections.ConfigDict) -> int:
+  """Builds objective and evidence: their own code knows what it allows.
+
+  Returns the objective's group size.
+  """
   fields = given(config.objective)
   name = fields.pop('name')
   try:
@@ -140,9 +143,10 @@ def _check_method(config: ml_collections.ConfigDict) -> None:
     )
   except ValueError as error:
     raise ConfigError(f'evidence of objective {name}: {error}') from error
+  return objective.group_size
 
 
-def _check_flow(config: ml_collections.ConfigDict) -> None:
+def _check_flow(config: ml_collections.ConfigDict, group_size: int) -> None:
   batch_size, in_flight = config.dispatch.batch_size, config.dispatch.in_flight
   num_tasks = config.environment.num_tasks
   if in_flight < batch_size:
@@ -150,15 +154,23 @@ def _check_flow(config: ml_collections.ConfigDict) -> None:
       f'dispatch.in_flight ({in_flight}) must be at least '
       f'dispatch.batch_size ({batch_size}): a batch would never fill'
     )
-  if in_flight > num_tasks:
+  for name, count in (('batch_size', batch_size), ('in_flight', in_flight)):
+    if count % group_size:
+      raise ConfigError(
+        f"dispatch.{name} ({count}) must be a multiple of the objective's "
+        f'group_size ({group_size}): prompt groups are dispatched whole'
+      )
+  if in_flight // group_size > num_tasks:
     raise ConfigError(
       f'dispatch.in_flight ({in_flight}) must be at most '
-      f'environment.num_tasks ({num_tasks}): a task has one request in flight'
+      f'environment.num_tasks ({num_tasks}) times group_size ({group_size}): '
+      'a task has one group in flight'
     )
-  if batch_size < config.learner.minibatches:
+  if batch_size // group_size < config.learner.minibatches:
     raise ConfigError(
       f'dispatch.batch_size ({batch_size}) must be at least '
-      f'learner.minibatches ({config.learner.minibatches})'
+      f'learner.minibatches ({config.learner.minibatches}) times group_size '
+      f'({group_size})'
     )
   if config.sampler.address:
     try:

@@ -11,7 +11,9 @@ from spopp_jax.tracker import prompt_sampling
 
 
 class Dispatcher:
-  """Draws prompts by uncertainty, at most one request in flight a prompt.
+  """Draws prompts by uncertainty, one group in flight a prompt at most.
+
+  A group is one request, or group_size of them that differ in their seed.
 
   Its whole state is a random generator and a counter, both in the checkpoint.
   """
@@ -22,6 +24,7 @@ class Dispatcher:
     evidence: tracker.Evidence,
     *,
     seed: int,
+    group_size: int = 1,
   ):
     """Prepares dispatching.
 
@@ -29,7 +32,9 @@ class Dispatcher:
       task_ids: the prompts.
       evidence: gives v-hat at dispatch.
       seed: of the prompts drawn and of the requests' own seeds.
+      group_size: requests a prompt and dispatch.
     """
+    self._group_size = group_size
     self._task_ids = list(task_ids)
     self._evidence = evidence
     self._rng = np.random.default_rng(seed)
@@ -43,20 +48,23 @@ class Dispatcher:
     step: int,
     busy: Collection[str] = (),
   ) -> list[types.Ticket]:
-    """Returns `count` tickets of different prompts, values frozen now.
+    """Returns tickets of whole groups of different prompts, values frozen now.
 
     Args:
-      count: requests to issue.
+      count: requests to issue, rounded down to whole groups.
       policy_version: the active snapshot, which is also the policy event.
       step: learner step that will collect them.
       busy: task ids that have a request in flight.
     """
     values = self._evidence.values(self._task_ids, policy_version)
     free = np.array([task not in busy for task in self._task_ids], bool)
-    chosen = prompt_sampling.sample_prompts(values, free, count, rng=self._rng)
-    seeds = self._rng.integers(2**32, size=count, dtype=np.uint64)
+    size = self._group_size
+    chosen = prompt_sampling.sample_prompts(
+      values, free, count // size, rng=self._rng
+    )
+    seeds = self._rng.integers(2**32, size=len(chosen) * size, dtype=np.uint64)
     tickets = []
-    for index, seed in zip(chosen, seeds, strict=True):
+    for index, seed in zip(np.repeat(chosen, size), seeds, strict=True):
       tickets.append(
         types.Ticket(
           request_id=f'train-{self._issued:08d}',
@@ -65,6 +73,7 @@ class Dispatcher:
           policy_version=policy_version,
           step=step,
           seed=int(seed),
+          group_id=self._issued // size,
         )
       )
       self._issued += 1

@@ -195,6 +195,7 @@ def _assemble(
     update.make_optimizer(**config.optimizer),
     temperature=config.sampler.temperature,
     minibatch_size=-(-config.dispatch.batch_size // config.learner.minibatches),
+    microbatches=config.learner.microbatches,
     row_length=config.learner.row_length,
     row_buckets=config.learner.row_buckets,
   )
@@ -214,11 +215,17 @@ def _assemble(
     )
   components = training.Training(
     config=config,
+    group_size=objective.group_size,
     directory=directory,
     learner=learner,
     state=state,
     evidence=evidence,
-    dispatcher=dispatch.Dispatcher(before.task_ids, evidence, seed=config.seed),
+    dispatcher=dispatch.Dispatcher(
+      before.task_ids,
+      evidence,
+      seed=config.seed,
+      group_size=objective.group_size,
+    ),
     batcher=batcher,
     metrics=metrics.MetricsWriter(
       directory,

@@ -30,7 +30,7 @@ def train(run: Training) -> Training:
   config = run.config
   while run.step < config.run.steps:
     clock = step_metrics.Clock()
-    batch = run.batcher.collect(config.dispatch.batch_size)
+    batch = run.batcher.collect(config.dispatch.batch_size // run.group_size)
     clock.mark('collect_s')
     late = run.batcher.drain()
     clock.mark('drain_s')

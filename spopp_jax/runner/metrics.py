@@ -45,6 +45,20 @@ def _weights(level: str) -> dict[str, Metric]:
     f'weight_{level}_ess_fraction': Metric(
       f'effective sample size of {of} over their number', '1', 'above 0.5'
     ),
+    f'weight_{level}_chi2': Metric(
+      f'mean square of {of}, less 1', '1', '0 to 1'
+    ),
+    f'weight_{level}_used_mean': Metric(
+      f'mean of the {level} weights that the loss uses, rejected ones as 0',
+      '1',
+      '0.8 to 1.2',
+    ),
+    f'weight_{level}_used_ess_fraction': Metric(
+      f'effective sample size of the {level} weights that the loss uses over '
+      'their number',
+      '1',
+      'above the one before',
+    ),
   }
 
 
@@ -91,7 +105,11 @@ METRICS: dict[str, Metric] = {
     for status in types.Status
   },
   # The update.
-  'loss': Metric('policy loss a token', '1', 'near 0; no trend expected'),
+  'loss': Metric(
+    'policy loss, aggregated as the objective says',
+    '1',
+    'near 0; no trend expected',
+  ),
   'grad_norm': Metric(
     'global gradient norm before clipping, mean of the minibatches',
     '1',
@@ -132,6 +150,9 @@ METRICS: dict[str, Metric] = {
   'degenerate_batch': Metric(
     '1 where all advantages are equal and nothing can be learnt', '1', '0'
   ),
+  'length_advantage_covariance': Metric(
+    'covariance of length and advantage', 'tokens', 'negative or near 0'
+  ),
   'length_residual': Metric(
     'covariance of length and advantage over the mean length', '1', '-0.3 to 0'
   ),
@@ -140,11 +161,54 @@ METRICS: dict[str, Metric] = {
   ),
   **_weights('token'),
   **_weights('sequence'),
-  'weight_truncated_mean': Metric(
-    'mean rollout weight after truncation', '1', '0.8 to 1.2'
-  ),
   'weight_truncated_fraction': Metric(
     'tokens whose rollout weight is truncated', '1', 'below 0.05'
+  ),
+  'log_ratio_nonfinite': Metric(
+    'trajectories whose importance weight is not finite', '1', '0'
+  ),
+  'tempering_exponent': Metric(
+    'mean tempering exponent of the prompt groups (TETPO alpha)',
+    '1',
+    '1 on fresh data, above 0.1 on stale data',
+  ),
+  'tempering_exponent_min': Metric(
+    'smallest tempering exponent of a prompt group', '1', 'above 0'
+  ),
+  'tempered_ess_fraction': Metric(
+    'mean effective share of a prompt group after tempering',
+    '1',
+    'at least target_ess_fraction',
+  ),
+  'tempering_dropped': Metric(
+    'trajectories left out of tempering, their weight being not finite',
+    '1',
+    '0',
+  ),
+  'rejected_fraction': Metric(
+    'tokens that the token mask rejects', '1', 'below 0.1'
+  ),
+  'second_moment': Metric(
+    'mean squared log-ratio of the tokens that M2PO bounds',
+    'nats^2',
+    'below 0.1',
+  ),
+  'second_moment_kept': Metric(
+    'the same of the tokens that are kept',
+    'nats^2',
+    'at most second_moment_threshold',
+  ),
+  'second_moment_all_masked': Metric(
+    'share of minibatches in which M2PO rejects all tokens it bounds', '1', '0'
+  ),
+  'groups_equal_fraction': Metric(
+    'prompt groups of equal rewards: no signal', '1', 'below 0.5'
+  ),
+  'groups_all_zero_fraction': Metric(
+    'prompt groups of which no rollout succeeds', '1', 'falls'
+  ),
+  'groups_all_one_fraction': Metric(
+    'prompt groups of which every rollout succeeds', '1', 'rises'
   ),
   # Where the time goes.
   'tokens_per_s': Metric(

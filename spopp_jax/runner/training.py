@@ -30,6 +30,7 @@ class Training:
 
   Attributes:
     config: the validated configuration.
+    group_size: rollouts a prompt and dispatch.
     directory: where the run writes.
     learner: scores and updates.
     state: parameters and optimizer state.
@@ -46,6 +47,7 @@ class Training:
   """
 
   config: ml_collections.ConfigDict
+  group_size: int
   directory: pathlib.Path
   learner: update.Learner
   state: learner_state.LearnerState
@@ -71,13 +73,13 @@ class Training:
 
   def dispatch(self, step: int) -> None:
     """Fills the flight with requests whose collection is `step`."""
-    busy = {ticket.task_id for ticket in self.batcher.in_flight}
+    waiting = self.batcher.in_flight
     self.batcher.submit(
       self.dispatcher.dispatch(
-        self.config.dispatch.in_flight - len(busy),
+        self.config.dispatch.in_flight - len(waiting),
         policy_version=self.policy_version,
         step=step,
-        busy=busy,
+        busy={ticket.task_id for ticket in waiting},
       )
     )
 
@@ -116,10 +118,13 @@ class Training:
     return packing.pack(
       [item.trajectory for item in batch],
       [item.ticket.value for item in batch],
+      groups=[item.ticket.group_id for item in batch],
+      group_size=self.group_size,
       num_slots=self.config.dispatch.batch_size,
       minibatches=c.minibatches,
       row_length=c.row_length,
       row_buckets=c.row_buckets,
+      row_multiple=c.microbatches,
       rng=np.random.default_rng((self.config.seed, self.step)),
     )
 

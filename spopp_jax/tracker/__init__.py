@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spopp_jax.tracker import base, event_time, receipt_order
+from spopp_jax.tracker import base, event_time, no_evidence, receipt_order
 
 _KINDS = {
   'event_time': event_time.EventTimeEvidence,
+  'none': no_evidence.NoEvidence,
   'receipt_order': receipt_order.ReceiptOrderEvidence,
 }
 
@@ -24,7 +25,7 @@ def make_evidence(
   """Builds the evidence that an objective's baseline asks for.
 
   Args:
-    baseline: 'event_time' (Eq. 3) or 'receipt_order' (Eq. 2).
+    baseline: 'event_time' (Eq. 3), 'receipt_order' (Eq. 2) or 'none'.
     task_ids: P unique keys.
     success: [P] float64; offline alpha_0.
     failure: [P] float64; offline beta_0.

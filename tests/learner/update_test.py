@@ -384,21 +384,21 @@ def _group_update(tiny, name, *, microbatches=1, minibatches=1, rows=4):
   return {k: state.params[k] - params[k] for k in params}, metrics
 
 
-@pytest.mark.parametrize('name', ['spopp', 'tetpo', 'm2po', 'gepo'])
-@pytest.mark.parametrize('minibatches', [1, 2])
+@pytest.mark.parametrize(
+  'name, minibatches', [('spopp', 1), ('tetpo', 2), ('gepo', 1)]
+)
 def test_microbatches_change_nothing(tiny, name, minibatches):
   want, want_metrics = _group_update(tiny, name, minibatches=minibatches)
-  for microbatches in (2, 4):
-    got, metrics = _group_update(
-      tiny, name, minibatches=minibatches, microbatches=microbatches
+  got, metrics = _group_update(
+    tiny, name, minibatches=minibatches, microbatches=4
+  )
+  assert metrics.keys() == want_metrics.keys()
+  for key, value in want_metrics.items():
+    np.testing.assert_allclose(
+      metrics[key], value, rtol=2e-5, atol=2e-6, err_msg=key
     )
-    assert metrics.keys() == want_metrics.keys()
-    for key, value in want_metrics.items():
-      np.testing.assert_allclose(
-        metrics[key], value, rtol=2e-5, atol=2e-6, err_msg=key
-      )
-    for key, value in want.items():
-      np.testing.assert_allclose(
-        got[key], value, rtol=1e-4, atol=2e-6, err_msg=key
-      )
+  for key, value in want.items():
+    np.testing.assert_allclose(
+      got[key], value, rtol=1e-4, atol=2e-6, err_msg=key
+    )
   assert max(np.abs(value).max() for value in want.values()) > 1e-3

@@ -1,6 +1,7 @@
 """Whatever is lost, repeated or late: every ticket is answered once."""
 
 import collections
+import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -60,6 +61,44 @@ def test_first_finished_come_first_and_the_rest_is_drained():
   assert batcher.in_flight == []
   assert batcher.drain() == []
   assert batcher.statuses == {Status.OK: 5}
+
+
+def test_groups_come_whole_in_the_order_in_which_they_end():
+  # Groups (0, 1, 2) and (3, 4, 5); the last of the second ends first.
+  order = iter([0, 2, 2, 0, 1, 0])  # r0, r3, r4, r1, r5, r2
+  sampler = scripted_sampler.Sampler(pick=lambda held: next(order))
+  batcher = make(sampler)
+  batcher.publish(PARAMS, VERSION)
+  batcher.submit(
+    [
+      scripted_sampler.ticket(n, version=VERSION, group_id=n // 3)
+      for n in range(6)
+    ]
+  )
+  assert ids(batcher.collect(1)) == ['r3', 'r4', 'r5']
+  assert [t.request_id for t in batcher.in_flight] == ['r2']
+  assert ids(batcher.drain()) == ['r0', 'r1', 'r2']
+
+
+def test_a_group_without_its_failed_members_still_counts():
+  sampler = scripted_sampler.Sampler(
+    outcome=lambda request: (
+      Status.ENV_ERROR
+      if stem(request.request_id) in ('r1', 'r2', 'r3')
+      else Status.OK
+    )
+  )
+  batcher = make(sampler)
+  batcher.publish(PARAMS, VERSION)
+  batcher.submit(
+    [
+      scripted_sampler.ticket(n, version=VERSION, group_id=n // 2)
+      for n in range(6)
+    ]
+  )
+  # Group 1 lost both members: it is none of the two that are collected.
+  # Group 0 ends with the last attempt of r1, after the others.
+  assert ids(batcher.collect(2)) == ['r4', 'r5', 'r0']
 
 
 def test_each_answer_stands_beside_its_own_ticket():
@@ -279,7 +318,7 @@ def test_on_finished_is_called_once_a_usable_trajectory():
 
 def test_a_loss_at_every_call_answers_every_ticket_once():
   undisturbed = scripted_sampler.Sampler()
-  played(undisturbed, window=2, count=5, first=2)
+  played(undisturbed, window=2, count=5, first=2, group_size=2)
   for index in range(len(undisturbed.calls)):
     for forgets in (True, False):
       for effect_before_loss in (True, False):
@@ -288,7 +327,7 @@ def test_a_loss_at_every_call_answers_every_ticket_once():
           forgets=forgets,
           effect_before_loss=effect_before_loss,
         )
-        assert played(sampler, window=2, count=5, first=2) == 10
+        assert played(sampler, window=2, count=5, first=2, group_size=2) == 10
         assert sampler.reconnected == 1
 
 
@@ -309,6 +348,7 @@ def test_a_loss_at_every_call_answers_every_ticket_once():
   effect_before_loss=st.booleans(),
   surplus=st.sets(st.integers(2, 30), max_size=6),
   keep_truncated=st.booleans(),
+  group_size=st.none() | st.integers(1, 4),
 )
 def test_every_ticket_is_answered_once_whatever_happens(
   count,
@@ -322,6 +362,7 @@ def test_every_ticket_is_answered_once_whatever_happens(
   effect_before_loss,
   surplus,
   keep_truncated,
+  group_size,
 ):
   order, ends = iter(picks), iter(failures)
   sampler = scripted_sampler.Sampler(
@@ -341,12 +382,13 @@ def test_every_ticket_is_answered_once_whatever_happens(
     window=window,
     count=count,
     first=first,
+    group_size=group_size,
     attempts=attempts,
     keep_truncated=keep_truncated,
   )
 
 
-def played(sampler, *, window, count, first, **changes):
+def played(sampler, *, window, count, first, group_size, **changes):
   """Plays two waves of two versions and holds them to the promises."""
   batcher = make(sampler, window=window, **changes)
   concluded = 0
@@ -354,12 +396,25 @@ def played(sampler, *, window, count, first, **changes):
     batcher.publish(PARAMS, version)
     wave = [
       scripted_sampler.ticket(
-        n + count * version, value=n / count, version=version
+        n + count * version,
+        value=n / count,
+        version=version,
+        group_id=n // group_size if group_size else -1,
       )
       for n in range(count)
     ]
     batcher.submit(wave)
-    finished = batcher.collect(first) + batcher.drain()
+    early = batcher.collect(first)
+    finished = early + batcher.drain()
+    if group_size is not None:
+      # Groups come whole, one after another, and no more than were asked for.
+      order = [item.ticket.group_id for item in finished]
+      changes_of_group = sum(a != b for a, b in itertools.pairwise(order))
+      assert changes_of_group == max(len(set(order)) - 1, 0)
+      assert len({item.ticket.group_id for item in early}) <= first
+      assert {i.ticket.group_id for i in early}.isdisjoint(
+        i.ticket.group_id for i in finished[len(early) :]
+      )
     assert batcher.in_flight == []
     asked = {ticket.request_id: ticket for ticket in wave}
     answered = [stem(item.ticket.request_id) for item in finished]

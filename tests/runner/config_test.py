@@ -134,6 +134,24 @@ def test_ill_typed_override_is_refused(override, words):
       ['dispatch.batch_size=3', 'learner.minibatches=4'],
       ['batch_size (3)', 'minibatches (4)'],
     ),
+    (
+      ['objective.name=tetpo', 'dispatch.batch_size=92'],
+      ['batch_size (92)', 'group_size (8)', 'whole'],
+    ),
+    (
+      ['objective.name=grpo', 'environment.num_tasks=11'],
+      ['in_flight (96)', 'num_tasks (11)', 'group_size (8)'],
+    ),
+    (
+      ['objective.name=grpo', 'learner.minibatches=13'],
+      ['batch_size (96)', 'minibatches (13)', 'group_size (8)'],
+    ),
+    (
+      ['objective.name=grpo', 'evidence.retention=0.9'],
+      ["'retention'", 'none'],
+    ),
+    (['objective.group_size=8'], ['group_size (8) must be 1']),
+    (['objective.correction=tempered'], ["tempering_scope 'batch'"]),
     (['learner.row_length=100'], ['row_length (100)', 'context_length']),
     (['sampler.max_turn_tokens=500'], ['max_turn_tokens (500)']),
     (['model.num_key_value_heads=3'], ['num_key_value_heads (3)', '(4)']),
@@ -159,6 +177,7 @@ def test_values_that_exclude_each_other_are_refused(overrides, names):
 def test_allowed_ends_are_allowed():
   load('optimizer.b2=0', 'objective.dual_clip=0')
   load('environment.num_tasks=96')
+  load('objective.name=tetpo', 'environment.num_tasks=12')
 
 
 def test_a_type_lost_after_none_is_refused():

@@ -79,6 +79,27 @@ def test_a_dispatch_draws_different_tasks():
     assert {t.task_id for t in issue(dispatcher, 6)} == set(TASKS)
 
 
+def test_a_group_is_one_task_with_seeds_of_its_own():
+  dispatcher = dispatch.Dispatcher(TASKS, evidence(), seed=0, group_size=3)
+  waves = [issue(dispatcher, 7), issue(dispatcher, 12)]  # 2 groups, 4 groups
+  assert [len(wave) for wave in waves] == [6, 12]
+  groups = collections.defaultdict(list)
+  for ticket in waves[0] + waves[1]:
+    groups[ticket.group_id].append(ticket)
+  assert [len(members) for members in groups.values()] == [3] * 6
+  for members in groups.values():
+    assert len({t.task_id for t in members}) == 1
+  assert len({t.seed for wave in waves for t in wave}) == 18
+  for wave in waves:
+    assert len({t.task_id for t in wave}) == len(wave) / 3
+
+
+def test_a_single_request_is_a_group_of_its_own():
+  dispatcher, _ = make()
+  ids = [t.group_id for _ in range(3) for t in issue(dispatcher, 4)]
+  assert len(set(ids)) == 12
+
+
 def test_more_than_is_free_is_refused():
   dispatcher, _ = make()
   with pytest.raises(ValueError, match='5 are available'):

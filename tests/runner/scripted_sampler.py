@@ -9,7 +9,7 @@ UNKNOWN_ID = 'nobody-asked'
 SAMPLING = types.SamplingParams(max_turn_tokens=4, max_turns=6)
 
 
-def ticket(number, value=0.5, version=0, task_id=None):
+def ticket(number, value=0.5, version=0, task_id=None, group_id=-1):
   """Returns ticket `r<number>`."""
   return types.Ticket(
     request_id=f'r{number}',
@@ -18,6 +18,7 @@ def ticket(number, value=0.5, version=0, task_id=None):
     policy_version=version,
     step=0,
     seed=number,
+    group_id=group_id,
   )
 
 

@@ -3,6 +3,7 @@ import types as python_types
 import numpy as np
 import pytest
 import scripted_sampler
+import tiny_world
 
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
@@ -73,6 +74,34 @@ def test_whole_runs_write_only_described_metrics(finished):
   assert written <= set(metrics.METRICS)
   for name in ('loss', 'grad_norm', 'publish_s', 'update_s', 'drain_s'):
     assert name in written
+
+
+@pytest.mark.parametrize(
+  'settings, own',
+  [
+    (('name=tetpo',), 'tempered_ess_fraction'),
+    (('name=m2po',), 'second_moment_kept'),
+    (
+      (
+        'name=spopp',
+        'correction=tempered',
+        'tempering_scope=batch',
+        'token_mask=geometric_mean',
+      ),
+      'rejected_fraction',
+    ),
+  ],
+)
+def test_methods_write_described_metrics_of_their_own(load, settings, own):
+  groups = () if 'name=spopp' in settings else ('objective.group_size=2',)
+  result, _ = tiny_world.watched(
+    load('run.steps=1', *groups, *(f'objective.{text}' for text in settings))
+  )
+  (record,) = metrics.read_metrics(result.directory)
+  assert record.keys() - {'step', 'attempt'} <= metrics.METRICS.keys()
+  assert own in record
+  assert ('groups_equal_fraction' in record) == bool(groups)
+  assert all(np.isfinite(value) for value in record.values())
 
 
 def test_means_of_nothing_are_not_zero():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from spopp_jax import tracker
-from spopp_jax.tracker import event_time, receipt_order
+from spopp_jax.tracker import event_time, no_evidence, receipt_order
 
 
 def _make(baseline, **config):
@@ -17,6 +17,7 @@ def test_the_baseline_chooses_the_evidence():
     _make('receipt_order', retention_max=0.9),
     receipt_order.ReceiptOrderEvidence,
   )
+  assert isinstance(_make('none'), no_evidence.NoEvidence)
 
 
 def test_unknown_names_are_refused_with_the_nearest():
