@@ -211,7 +211,6 @@ class DecodeEngine:
     settings.seed[slot] = state.seed
     settings.temperature[slot] = sampling.temperature
     settings.top_k[slot] = min(sampling.top_k, self._config.vocab_size)
-    settings.top_p[slot] = sampling.top_p
     if sampling.top_p < 1:
       settings.top_p[slot] = min(sampling.top_p, _LARGEST_BELOW_1)
 

@@ -43,6 +43,7 @@ def test_sets_with_their_token_and_distinct_ids_are_fine():
     ([6], [7], [6]),
     ([6, 7], [6, 7], [7, 6]),
     ([9, 6], [7, 9, 8], [1, 2, 3, 6]),
+    ([5, 6], [6, 7], [7, 6, 8]),
   ):
     assert kept_sets.problem(messages.csr(*sets), sampled) is None
   assert kept_sets.problem(messages.csr(), sampled[:0]) is None
@@ -66,10 +67,9 @@ def test_the_first_fault_is_named(sets, words):
 
 
 def test_hostile_offsets_are_refused_without_being_followed():
-  sampled = np.array([6, 7], np.int32)
-  least = np.iinfo(np.int64).min
-  for middle in (least, -least - 1, 2**40):
-    kept = types.KeptIds(
-      np.array([6, 7], np.int32), np.array([0, middle, 2], np.int64)
-    )
-    assert 'do not rise' in kept_sets.problem(kept, sampled)
+  ids = np.array([6, 7, 8], np.int32)
+  least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+  # The difference of the last pair exceeds an int64.
+  for middle in ([least, 2], [most, 2], [1, 2**40], [2**62 + 9, -(2**62) - 9]):
+    kept = types.KeptIds(ids, np.array([0, *middle, 3], np.int64))
+    assert 'do not rise' in kept_sets.problem(kept, ids)

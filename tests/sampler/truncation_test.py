@@ -66,6 +66,14 @@ def test_what_is_kept(top_k, top_p, expected):
   assert np.isneginf(np.delete(logprobs[0], expected)).all()
 
 
+@pytest.mark.parametrize('vocabulary', [3, 12, 50])
+def test_a_mass_reaches_top_p_whatever_the_rounding(vocabulary):
+  # Equal probabilities whose sums in float32 fall short of many a top_p.
+  for count in range(1, vocabulary):
+    kept = truncate(np.full(vocabulary, 1.7), top_p=count / vocabulary)[1]
+    assert ids(kept) == [list(range(count))]
+
+
 def test_temperature_comes_first():
   probabilities = np.array([0.4, 0.3, 0.2, 0.08, 0.02])
   logits = np.log(probabilities)
