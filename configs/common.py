@@ -231,6 +231,10 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     minibatches=2,
     # Parts that each minibatch's gradient is computed in, to save memory.
     microbatches=1,
+    # Tokens whose logits are held at a time; memory grows with it.
+    chunk_tokens=1024,
+    # True trains on truncated decoding without kept ids, by a proxy ratio.
+    allow_proxy_ratio=False,
     # Tokens of a packed row.
     row_length=192,
     # Row counts a minibatch is padded to, rising; one compilation each.

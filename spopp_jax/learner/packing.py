@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from spopp_jax import types
+from spopp_jax.learner import logprob_contract
 
 
 def row_count(needed: int, buckets: Sequence[int], limit: int) -> int:
@@ -129,12 +130,17 @@ def _check_groups(
 
 def _kept_width(trajectories: Sequence[types.Trajectory]) -> int:
   """Returns C: top_k where it bounds every set, else a power of two."""
-  bounds = [t.sampling.top_k for t in trajectories if t.kept is not None]
-  if all(bounds):
-    return max(bounds, default=0)
-  sizes = [_kept_sizes(t.kept) for t in trajectories if t.kept is not None]
+  kept = [(t, kept) for t in trajectories if (kept := _exact_kept(t))]
+  if all(t.sampling.top_k for t, _ in kept):
+    return max((t.sampling.top_k for t, _ in kept), default=0)
+  sizes = [_kept_sizes(k) for _, k in kept]
   largest = max(int(size.max(initial=1)) for size in sizes)
   return 1 << (largest - 1).bit_length()
+
+
+def _exact_kept(trajectory: types.Trajectory) -> types.KeptIds | None:
+  """Returns the kept ids that the log-probs were renormalised over."""
+  return trajectory.kept if logprob_contract.is_exact(trajectory) else None
 
 
 def _kept_sizes(kept: types.KeptIds) -> np.ndarray:
@@ -195,10 +201,9 @@ def _fill_row(
     batch.trajectory_ids[span] = i
     batch.action_mask[span] = t.action_mask
     batch.behaviour_logprobs[span] = t.behaviour_logprobs
-    if t.kept is not None:
-      batch.kept_ids[span][t.action_mask] = _kept_rows(
-        t.kept, batch.kept_ids.shape[-1]
-      )
+    if (kept := _exact_kept(t)) is not None:
+      width = batch.kept_ids.shape[-1]
+      batch.kept_ids[span][t.action_mask] = _kept_rows(kept, width)
     start += len(t.tokens)
 
 

@@ -43,6 +43,7 @@ _RANGES = {
     'dispatch.in_flight',
     'learner.minibatches',
     'learner.microbatches',
+    'learner.chunk_tokens',
     'learner.row_length',
   ),
   '[0, inf)': (

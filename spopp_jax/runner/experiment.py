@@ -11,7 +11,7 @@ import ml_collections
 from spopp_jax import envs, objectives, tracker
 from spopp_jax.envs import base as envs_base
 from spopp_jax.envs import household
-from spopp_jax.learner import checkpoint, update
+from spopp_jax.learner import checkpoint, logprob_contract, update
 from spopp_jax.models import policy_files
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import (
@@ -36,6 +36,7 @@ EXPECTED_ERRORS = (
   config_lib.ConfigError,
   checkpoint.CheckpointError,
   household.GameError,
+  logprob_contract.LogprobContractError,
   policy_files.PolicyError,
   sampler_errors.SamplerError,
   batcher_lib.RolloutsFailed,
@@ -95,10 +96,9 @@ def run(
     components = _assemble(config, directory, policy, batcher, before)
     stack.callback(components.metrics.close)
     if not config.run.resume:
-      if before.trajectories:
-        logprob_check.check(
-          before.trajectories[: config.dispatch.batch_size], components.score
-        )
+      if sample := before.trajectories[: config.dispatch.batch_size]:
+        components.check_logprobs(sample)
+        logprob_check.check(sample, components.score)
       components.dispatch(components.step)
     loop.train(components)
     components.metrics.close()
@@ -196,6 +196,7 @@ def _assemble(
     temperature=config.sampler.temperature,
     minibatch_size=-(-config.dispatch.batch_size // config.learner.minibatches),
     microbatches=config.learner.microbatches,
+    chunk_tokens=config.learner.chunk_tokens,
     row_length=config.learner.row_length,
     row_buckets=config.learner.row_buckets,
   )

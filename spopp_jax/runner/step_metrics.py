@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spopp_jax import types
+from spopp_jax.learner import logprob_contract
 from spopp_jax.runner import training
 
 
@@ -35,7 +36,7 @@ def of(
   scalars: Mapping[str, np.ndarray],
   seconds: Mapping[str, float],
 ) -> dict[str, float]:
-  """Returns the record of `run.step` (meanings in `metrics.METRICS`)."""
+  """Returns the record of `run.step` (meanings in `metrics_table.METRICS`)."""
   rewards = np.array([item.trajectory.reward for item in batch])
   everyone = np.array([item.trajectory.reward for item in (*batch, *late)])
   lengths = np.array([item.trajectory.num_actions for item in batch])
@@ -53,6 +54,9 @@ def of(
     'trajectories': float(len(batch)),
     'late_trajectories': float(len(late)),
     'lag_events': _mean(run.updates_done - 1 - versions),
+    'proxy_ratio_fraction': _mean(
+      [not logprob_contract.is_exact(item.trajectory) for item in batch]
+    ),
     'tokens_per_s': tokens / seconds['step_s'],
     **seconds,
     **{name: float(value) for name, value in scalars.items()},

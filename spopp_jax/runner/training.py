@@ -8,7 +8,12 @@ import ml_collections
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.learner import checkpoint, packing, update
+from spopp_jax.learner import (
+  checkpoint,
+  logprob_contract,
+  packing,
+  update,
+)
 from spopp_jax.learner import state as learner_state
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
@@ -106,6 +111,7 @@ class Training:
 
     Raises:
       TrainingStopped: the batch is empty.
+      LogprobContractError: its log-probs cannot be compared.
     """
     if not batch:
       raise TrainingStopped(
@@ -114,6 +120,7 @@ class Training:
       )
     # The deal must not depend on who finished first.
     batch = sorted(batch, key=lambda item: item.ticket.request_id)
+    self.check_logprobs([item.trajectory for item in batch])
     c = self.config.learner
     return packing.pack(
       [item.trajectory for item in batch],
@@ -126,6 +133,14 @@ class Training:
       row_buckets=c.row_buckets,
       row_multiple=c.microbatches,
       rng=np.random.default_rng((self.config.seed, self.step)),
+    )
+
+  def check_logprobs(self, trajectories: Sequence[types.Trajectory]) -> None:
+    """Refuses log-probs that give no ratio; see `logprob_contract.check`."""
+    logprob_contract.check(
+      trajectories,
+      temperature=self.config.sampler.temperature,
+      allow_proxy_ratio=self.config.learner.allow_proxy_ratio,
     )
 
   def score(self, trajectories: Sequence[types.Trajectory]) -> list[np.ndarray]:

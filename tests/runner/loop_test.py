@@ -7,7 +7,7 @@ import pytest
 import tiny_world
 
 from spopp_jax import types
-from spopp_jax.learner import update
+from spopp_jax.learner import logprob_contract, update
 from spopp_jax.runner import metrics, training
 from spopp_jax.tracker import offline_evidence
 
@@ -207,3 +207,42 @@ def test_a_step_without_a_usable_rollout_stops_the_run(load):
 
   with pytest.raises(training.TrainingStopped, match='no rollout of step 0'):
     tiny_world.run(load(), lambda inner: tiny_world.Watched(inner, fail))
+
+
+def test_truncated_decoding_is_trained_on_exactly(load):
+  config = load(
+    'run.steps=1',
+    'sampler.top_p=0.8',
+    'sampler.top_k=9',
+    'sampler.temperature=0.7',
+    'learner.minibatches=1',
+  )
+  result, sampler = tiny_world.watched(config)
+  kept = [t.kept for t in sampler.returned]
+  assert min(np.diff(k.offsets).max() for k in kept) > 1  # not greedy
+  (record,) = metrics.read_metrics(result.directory)
+  assert record['proxy_ratio_fraction'] == 0
+  for name in ('weight_token_mean', 'weight_token_max'):
+    np.testing.assert_allclose(record[name], 1, atol=1e-4, err_msg=name)
+
+
+def _without_kept_ids(trajectory):
+  """As a sampler that knows the log-probs before truncation alone says it."""
+  return dataclasses.replace(
+    trajectory, kept=None, logprob_kind=types.LogprobKind.RAW
+  )
+
+
+def test_a_proxy_ratio_is_refused_or_told(load):
+  # A top_k above the vocabulary counts as truncation, but changes no value.
+  settings = ('run.steps=1', 'sampler.top_k=999', 'learner.minibatches=1')
+  with pytest.raises(
+    logprob_contract.LogprobContractError, match='allow_proxy_ratio'
+  ):
+    tiny_world.watched(load(*settings), change=_without_kept_ids)
+  result, _ = tiny_world.watched(
+    load(*settings, 'learner.allow_proxy_ratio=True', 'run.name=proxy'),
+    change=_without_kept_ids,
+  )
+  (record,) = metrics.read_metrics(result.directory)
+  assert record['proxy_ratio_fraction'] == 1

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from spopp_jax import types
 from spopp_jax.runner import metrics as metrics_lib
 
 
@@ -208,11 +207,3 @@ def test_progress_starts_at_the_resumed_step(tmp_path):
     tmp_path, total_steps=4, resume_step=3, stream=stream
   ).close()
   assert stream.getvalue().startswith('step 3/4')
-
-
-def test_every_metric_is_described():
-  for name, metric in metrics_lib.METRICS.items():
-    assert all(metric), name
-    assert f'| {name} | ' in metrics_lib.describe_metrics()
-  for status in types.Status:
-    assert f'status/{status.name.lower()}' in metrics_lib.METRICS

@@ -7,7 +7,7 @@ import tiny_world
 
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
-from spopp_jax.runner import metrics, step_metrics
+from spopp_jax.runner import metrics, metrics_table, step_metrics
 
 
 def finished(number, *, reward, value, version, actions, num_turns):
@@ -64,14 +64,14 @@ def test_record_by_hand():
 
 def test_every_name_is_described_and_every_value_a_float():
   record = of(scalars={'loss': np.float32(0.5)})
-  assert set(record) <= set(metrics.METRICS)
+  assert set(record) <= set(metrics_table.METRICS)
   assert {type(value) for value in record.values()} == {float}
 
 
 def test_whole_runs_write_only_described_metrics(finished):
   records = metrics.read_metrics(finished.result.directory)
   written = set().union(*records) - {'step', 'attempt'}
-  assert written <= set(metrics.METRICS)
+  assert written <= set(metrics_table.METRICS)
   for name in ('loss', 'grad_norm', 'publish_s', 'update_s', 'drain_s'):
     assert name in written
 
@@ -98,7 +98,7 @@ def test_methods_write_described_metrics_of_their_own(load, settings, own):
     load('run.steps=1', *groups, *(f'objective.{text}' for text in settings))
   )
   (record,) = metrics.read_metrics(result.directory)
-  assert record.keys() - {'step', 'attempt'} <= metrics.METRICS.keys()
+  assert record.keys() - {'step', 'attempt'} <= metrics_table.METRICS.keys()
   assert own in record
   assert ('groups_equal_fraction' in record) == bool(groups)
   assert all(np.isfinite(value) for value in record.values())

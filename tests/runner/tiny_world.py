@@ -159,12 +159,12 @@ class Shuffled(Watched):
     return self.returned[-1]
 
 
-def watched(config):
+def watched(config, **changes):
   """Runs the whole experiment; returns its result and its sampler."""
   seen = []
 
   def wrap(inner):
-    seen.append(Watched(inner))
+    seen.append(Watched(inner, **changes))
     return seen[0]
 
   result = run(config, wrap)
