@@ -122,7 +122,8 @@ def tempering_exponent(
     holds = feasible(middle)
     return jnp.where(holds, middle, low), jnp.where(holds, high, middle)
 
-  start = (jnp.float32(0), jnp.float32(1))
+  # Of the target, so that the loop also runs inside shard_map.
+  start = (jnp.zeros_like(target), jnp.ones_like(target))
   low, _ = jax.lax.fori_loop(0, iterations, halve, start)
   return jnp.where(untempered | feasible(jnp.float32(1)), 1.0, low)
 
