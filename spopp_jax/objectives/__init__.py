@@ -1,49 +1,70 @@
 """Policy objectives: one file a method, each a composition of kernels.
 
-A method is a module with a `Config` and `make(config, *, axis_name)`; naming
-it in `_METHODS` is all it takes to select it from a config.
+Every method is a `recipe.Config`, read in this order: baseline / measure;
+correction or mask; surrogate and its ratio; aggregation. The file of a method
+is its name; README has the same as a table.
+
+  spopp    SPO++ Eq. 3 and 6, section 2.4 (arXiv:2608.24870)
+           event_time / action_token; token weight up to 2; clip .2/.28 with
+           dual clip 2 on current/proximal; token_mean
+  spo      Eq. 2 and 4 there; SPO (arXiv:2509.13232)
+           receipt_order / trajectory; token weight up to 2; clip .2/.28 with
+           dual clip 10 on current/proximal; token_mean
+  tetpo    TETPO: w = rho^alpha, ESS(alpha) >= .85 n
+           group_mean / group; tempered per group; clip .2 on current/proximal,
+           judged on current/behaviour; seq_mean_token_mean
+  grpo     A = (R - mean) / std (arXiv:2402.03300)
+           group_mean / group; clip .2 on current/behaviour;
+           seq_mean_token_mean
+  dr_grpo  A = R - mean (arXiv:2503.20783)
+           group_mean / none; clip .2 on current/behaviour;
+           seq_mean_token_sum_norm
+  rloo     A = (R - mean) n / (n - 1) (arXiv:2402.14740)
+           leave_one_out / none; unclipped current/behaviour;
+           seq_mean_token_sum
+  dapo     GRPO's A, overlong penalty, varied groups (arXiv:2503.14476)
+           group_mean / group; clip .2/.28 on current/behaviour; token_mean
+  gspo     s = exp(mean log-ratio) (arXiv:2507.18071)
+           group_mean / group; clip 3e-4/4e-4 on sequence_mean of
+           current/behaviour; seq_mean_token_mean
+  cispo    -sg(clip(r)) A log pi (arXiv:2506.13585)
+           group_mean / group; likelihood, current/behaviour up to 1.2;
+           token_mean
+  reinforce_pp_baseline
+           R - mean, whitened over tokens (arXiv:2501.03262)
+           group_mean / action_token; clip .2 on current/behaviour; token_mean
+  m2po     mean of (log r)^2 <= .04 (arXiv:2510.01161)
+           group_mean / group; second_moment mask; unclipped
+           current/behaviour; token_mean
+  gepo     w = p / E_q[q] (arXiv:2508.17850)
+           group_mean / none; clip .2 on sequence_mean of
+           current/group_expectation; seq_mean_token_mean
+
+A module of this package with a `Config` and `make(config, *, axis_name)` is a
+method; its file name selects it from a config.
 """
 
 import dataclasses
 import difflib
+import importlib
+import pkgutil
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
-from spopp_jax.objectives import (
-  base,
-  cispo,
-  dapo,
-  dr_grpo,
-  gepo,
-  grpo,
-  gspo,
-  m2po,
-  recipe,
-  reinforce_pp_baseline,
-  rloo,
-  spo,
-  spopp,
-  tetpo,
-)
+from spopp_jax.objectives import base, recipe
 
-_METHODS = {
-  'cispo': cispo,
-  'dapo': dapo,
-  'dr_grpo': dr_grpo,
-  'gepo': gepo,
-  'grpo': grpo,
-  'gspo': gspo,
-  'm2po': m2po,
-  'reinforce_pp_baseline': reinforce_pp_baseline,
-  'rloo': rloo,
-  'spo': spo,
-  'spopp': spopp,
-  'tetpo': tetpo,
-}
+
+def _methods() -> dict[str, ModuleType]:
+  modules = {
+    found.name: importlib.import_module(f'{__name__}.{found.name}')
+    for found in pkgutil.iter_modules(__path__)
+  }
+  return {name: m for name, m in modules.items() if hasattr(m, 'make')}
 
 
 def objective_names() -> tuple[str, ...]:
   """Returns the names that `make_objective` knows, sorted."""
-  return tuple(sorted(_METHODS))
+  return tuple(sorted(_methods()))
 
 
 def config_of(name: str, overrides: Mapping[str, object]) -> recipe.Config:
@@ -58,9 +79,7 @@ def config_of(name: str, overrides: Mapping[str, object]) -> recipe.Config:
     ValueError: unknown name or field (the nearest valid one is named), or a
       value or combination that the Config refuses.
   """
-  if name not in _METHODS:
-    raise ValueError(_unknown('objective', name, objective_names()))
-  config = _METHODS[name].Config
+  config = _method(name).Config
   fields = [field.name for field in dataclasses.fields(config)]
   for field in overrides:
     if field not in fields:
@@ -88,7 +107,14 @@ def make_objective(
     ValueError: as in `config_of`.
   """
   config = config_of(name, overrides)
-  return _METHODS[name].make(config, axis_name=axis_name)
+  return _method(name).make(config, axis_name=axis_name)
+
+
+def _method(name: str) -> ModuleType:
+  methods = _methods()
+  if name not in methods:
+    raise ValueError(_unknown('objective', name, sorted(methods)))
+  return methods[name]
 
 
 def _unknown(kind: str, given: str, allowed: Sequence[str]) -> str:
