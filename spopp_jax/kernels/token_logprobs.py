@@ -267,8 +267,6 @@ def _score(head, logits, chunk):
   if chunk.kept_ids.shape[1]:
     is_id = chunk.kept_ids >= 0
     truncated = is_id.any(axis=1)
-    # A sum over no ids has no finite slope, though it is not selected below.
-    is_id |= ~truncated[:, None]
     kept = jnp.take_along_axis(logits, jnp.maximum(chunk.kept_ids, 0), axis=1)
     kept_top, kept_log_sum, kept_entropy = _sums(kept, is_id)
     lost = (top - kept_top) + (log_sum - kept_log_sum)
