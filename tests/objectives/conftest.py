@@ -86,21 +86,21 @@ class Episodes:
     return batch, columns['proximal'], columns['current']
 
 
-def _make(name, *, axis_name=None, **overrides):
+def _make(name, **overrides):
   if objectives.make_objective(name, {}).group_size > 1:
     overrides.setdefault('group_size', GROUP_SIZE)
-  return objectives.make_objective(name, overrides, axis_name=axis_name)
+  return objectives.make_objective(name, overrides)
 
 
 @pytest.fixture(scope='session')
-def make():
-  """Like `make_objective`, with the group size of `Episodes`."""
-  return _make
+def objective_of():
+  """`make_objective` with the group size of `Episodes`, one of a kind."""
+  return functools.cache(_make)
 
 
 @pytest.fixture(scope='session')
 def make_jitted():
-  """Like `make`, with each function jitted."""
+  """Like `objective_of`, with each function jitted."""
 
   @functools.cache
   def make_once(name, **overrides):
@@ -118,3 +118,19 @@ def make_jitted():
 @pytest.fixture
 def episodes():
   return Episodes()
+
+
+@pytest.fixture(scope='session')
+def make_episodes():
+  """Episodes of a seed."""
+  return Episodes
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _quick_compilation():
+  """Tiny programs run as fast, and compile in less time."""
+  name = 'jax_disable_most_optimizations'
+  before = jax.config.values[name]
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)

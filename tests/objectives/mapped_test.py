@@ -11,8 +11,13 @@ import pytest
 from spopp_jax import objectives
 
 _SCRIPT = pathlib.Path(__file__).with_name('mapped_devices.py')
+_GROUPED = [
+  name
+  for name in objectives.objective_names()
+  if objectives.make_objective(name, {}).group_size > 1
+]
 _PUBLISHED = [
-  (name, {} if name in ('spo', 'spopp') else {'group_size': 3})
+  (name, {'group_size': 3} if name in _GROUPED else {})
   for name in objectives.objective_names()
 ]
 _TEMPERED = {'correction': 'tempered', 'tempering_scope': 'batch'}
