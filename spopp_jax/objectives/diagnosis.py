@@ -90,7 +90,7 @@ def _of_groups(config, axis_name, batch):
   counts = group_advantage.group_counts(
     batch.rewards,
     batch.group_ids,
-    batch.usable,
+    weighting.acting(batch),
     num_groups=weighting.num_groups(config, batch),
   )
   total = functools.partial(reduction.global_sum, axis_name=axis_name)

@@ -26,26 +26,30 @@ def num_groups(config: Config, batch: types.PackedBatch) -> int:
   return batch.usable.shape[0] // config.group_size
 
 
+def acting(batch: types.PackedBatch) -> types.Array:
+  """Returns the usable trajectories that have an action token: [N] bool."""
+  lengths = segments.trajectory_lengths(
+    batch.action_mask,
+    batch.trajectory_ids,
+    num_trajectories=batch.usable.shape[0],
+  )
+  return batch.usable & (lengths > 0)
+
+
 def members(config: Config, batch: types.PackedBatch) -> types.Array:
   """Returns the trajectories that count: [N] bool.
 
   They are usable, have an action token and belong to a group; of the others
   not even the reward is read.
   """
-  lengths = segments.trajectory_lengths(
-    batch.action_mask,
-    batch.trajectory_ids,
-    num_trajectories=batch.usable.shape[0],
-  )
-  acting = batch.usable & (lengths > 0)
   if not config.grouped:
-    return acting
+    return acting(batch)
   count = num_groups(config, batch)
   if config.drop_equal_groups:
     return group_advantage.in_varied_group(
-      batch.rewards, batch.group_ids, acting, num_groups=count
+      batch.rewards, batch.group_ids, acting(batch), num_groups=count
     )
-  return acting & (batch.group_ids < count)
+  return acting(batch) & (batch.group_ids < count)
 
 
 def counted_tokens(config: Config, batch: types.PackedBatch) -> types.Array:
