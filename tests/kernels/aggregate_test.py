@@ -141,6 +141,22 @@ def test_agg03_mean_of_means_does_not_know_the_number_of_devices(cases):
     assert count == sequences
 
 
+def test_k01_means_are_of_segments_and_not_of_rows(vectors):
+  vector = vectors['K01_packing']
+  inputs = vector['inputs']
+  segment_ids = np.array([inputs['segment_ids']], np.int32)
+  got = aggregate.seq_mean_token_mean(
+    np.array([inputs['logratio']], np.float32),
+    np.array([inputs['mask']], bool),
+    np.where(segment_ids > 0, segment_ids - 1, 3),
+    num_trajectories=3,
+  )
+  assert got[1] == vector['expected']['n_active']
+  np.testing.assert_allclose(
+    _quotient(got), vector['expected']['seq_mean_token_mean'], rtol=1e-6
+  )
+
+
 @pytest.mark.parametrize(
   'function',
   [

@@ -1,3 +1,5 @@
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,41 @@ def test_n03_residual_of_trajectory_whitening_is_eq_5(vectors):
     vector['expected']['cov_n_over_Lbar'],
     rtol=1e-5,
   )
+
+
+_MEASURES = jax.jit(
+  lambda advantages, lengths: [
+    standardize.standardize(advantages, measure, np.ones(8, bool))
+    for measure in (jnp.sign(lengths), lengths)
+  ]
+)
+
+
+@hypothesis.given(
+  st.lists(
+    st.tuples(st.floats(-1, 1, width=32), st.integers(1, 500)),
+    min_size=8,
+    max_size=8,
+  )
+)
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_eq_5_is_exact_and_eq_6_leaves_no_residual(batch):
+  advantages, lengths = (np.float32(x) for x in zip(*batch, strict=True))
+  hypothesis.assume(advantages.std() > 1e-2)
+  by_trajectory, by_token = (
+    np.float64(x) for x in _MEASURES(advantages, lengths)
+  )
+  token_mean = lambda x: (lengths * x).sum() / np.float64(lengths.sum())
+  covariance = np.cov(lengths, by_trajectory, ddof=0)[0, 1]
+  np.testing.assert_allclose(
+    token_mean(by_trajectory), covariance / lengths.mean(), atol=1e-4
+  )
+  np.testing.assert_allclose(
+    diagnostics.length_coupling(by_trajectory, lengths).residual,
+    covariance / lengths.mean(),
+    atol=1e-4,
+  )
+  assert abs(token_mean(by_token)) < 1e-4
 
 
 def test_w01_effective_sample_size(vectors):

@@ -131,6 +131,17 @@ def test_eq_6_is_eq_4_on_one_entry_a_token(batch):
   assert abs(np.dot(by_length, lengths)) <= 1e-3 * lengths.sum()
 
 
+@hypothesis.given(
+  value=st.floats(-1e3, 1e3, width=32),
+  lengths=st.lists(st.integers(0, 4096), min_size=1, max_size=12),
+)
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_equal_advantages_are_exactly_zero(value, lengths):
+  for weights in (lengths, np.sign(lengths)):
+    got = _padded(np.full(len(lengths), value), weights, 12)
+    np.testing.assert_array_equal(got, 0)
+
+
 def test_order_shift_and_scale_do_not_matter():
   rng = np.random.default_rng(0)
   advantages, lengths = rng.uniform(-1, 1, 9), rng.integers(1, 30, 9)

@@ -13,6 +13,8 @@ both restricted to what the sampler kept:
 import itertools
 import types
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
@@ -215,3 +217,68 @@ def test_the_bridge_holds_at_the_target_ess(world, ratios):
   sampler = restricted(world, world.sampler)
   weights = got / sampler
   assert 1 / (sampler @ weights**2) == pytest.approx(0.85, abs=1e-4)
+
+
+def _chi2(policy, of):
+  return policy @ (policy / of) - 1
+
+
+def test_discrepancy_falls_and_dispersion_rises_with_alpha(world, ratios):
+  sampler, learner = (
+    restricted(world, odds) for odds in (world.sampler, world.learner)
+  )
+  bridges = [
+    tempered(world, ratios[True], alpha)[0] for alpha in np.linspace(0, 1, 9)
+  ]
+  discrepancies = [_chi2(learner, of) for of in bridges]
+  dispersions = [_chi2(between, sampler) for between in bridges]
+  assert np.all(np.diff(discrepancies) < -1e-4)
+  assert np.all(np.diff(dispersions) > 1e-4)
+  # At the ends stand the sampler and the learner.
+  np.testing.assert_allclose(
+    [discrepancies[0], dispersions[-1]],
+    [_chi2(learner, sampler), _chi2(learner, sampler)],
+    rtol=1e-4,
+  )
+  np.testing.assert_allclose([discrepancies[-1], dispersions[0]], 0, atol=1e-5)
+  for seed in range(5):
+    rewards = np.random.default_rng(seed).random(len(learner))
+    for between, discrepancy in zip(bridges, discrepancies, strict=True):
+      error = abs((between - learner) @ rewards)
+      assert error <= rewards.max() * np.sqrt(max(discrepancy, 0)) + 1e-5
+
+
+@jax.jit
+@jax.vmap
+def _eight(log_ratios, alpha):
+  return target_ess.tempered_weights(
+    log_ratios, np.ones(8, bool), alpha, scale='sum_one'
+  )
+
+
+@hypothesis.given(
+  st.lists(st.floats(-3, 3, width=32), min_size=8, max_size=8), st.booleans()
+)
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_both_are_monotone_for_any_policy_and_strictly_unless_equal(
+  log_odds, equal
+):
+  # The sampler is uniform over eight words: each is drawn once.
+  log_odds = np.zeros(8) if equal else np.array(log_odds)
+  learner = np.exp(log_odds) / np.exp(log_odds).sum()
+  ratios = np.float32(np.log(8 * learner))
+  alphas = np.linspace(0, 1, 9, dtype=np.float32)
+  bridges = np.float64(_eight(np.tile(ratios, (9, 1)), alphas))
+  discrepancies = np.array([_chi2(learner, between) for between in bridges])
+  dispersions = np.array(
+    [_chi2(between, np.full(8, 1 / 8)) for between in bridges]
+  )
+  if equal:
+    np.testing.assert_allclose([*discrepancies, *dispersions], 0, atol=1e-6)
+    return
+  rounding = 1e-5 * (1 + discrepancies.max() + dispersions.max())
+  assert np.all(np.diff(discrepancies) <= rounding)
+  assert np.all(np.diff(dispersions) >= -rounding)
+  if np.ptp(log_odds) > 0.5:
+    assert discrepancies[0] > discrepancies[4] > discrepancies[-1]
+    assert dispersions[0] < dispersions[4] < dispersions[-1]

@@ -1,5 +1,6 @@
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -149,6 +150,10 @@ def test_adv07_equal_advantages_make_no_update(make_jitted, cases, name):
   weights, _ = objective.weights(batch, logprobs, advantages)
   numerator, *_ = objective.loss(logprobs, batch, advantages, weights)
   got = objective.diagnostics(batch, advantages, logprobs, weights)
+  gradient = jax.grad(
+    lambda x: objective.loss(x, batch, advantages, weights)[0]
+  )(logprobs)
+  assert np.abs(gradient).sum() == case['expected']['grad_norm']
   np.testing.assert_array_equal(advantages, case['expected']['A_tilde'])
   assert numerator == case['expected']['loss']
   assert (
@@ -205,3 +210,50 @@ def test_dual_clip_off(make_jitted):
       zero + np.float32(np.log(20)), batch, -np.ones(1), weights
     )
     np.testing.assert_allclose(numerator, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['spopp', 'spo'])
+def test_a_single_action_token_makes_no_update(make_jitted, episodes, name):
+  batch, proximal, current = episodes.pack()
+  mask = np.zeros_like(batch.action_mask)
+  mask[tuple(np.argwhere(batch.action_mask)[0])] = True
+  batch = batch._replace(action_mask=mask)
+  objective = make_jitted(name)
+  advantages = objective.advantages(batch)
+  np.testing.assert_array_equal(advantages, 0)
+  weights, _ = objective.weights(batch, proximal, advantages)
+  numerator, count, _ = objective.loss(current, batch, advantages, weights)
+  assert (numerator, count) == (0, 1)
+
+
+def test_a03_what_is_observed_between_actions_resets_nothing(
+  make_jitted, vectors
+):
+  # Undiscounted, every action of a trajectory has the same return.
+  mask = np.array([vectors['A03_rfpp_returns']['inputs']['mask']] * 2, bool)
+  zeros = np.zeros((2, 3), np.int32)
+  logprobs = np.full((2, 3), -1, np.float32)
+  batch = types.PackedBatch(
+    tokens=zeros,
+    positions=zeros + np.arange(3, dtype=np.int32),
+    segment_ids=zeros + 1,
+    trajectory_ids=zeros + np.array([[0], [1]], np.int32),
+    action_mask=mask,
+    behaviour_logprobs=logprobs,
+    kept_ids=np.zeros((2, 3, 0), np.int32),
+    rewards=np.array([1, 0], np.float32),
+    values=np.zeros(2, np.float32),
+    usable=np.ones(2, bool),
+    group_ids=np.zeros(2, np.int32),
+  )
+  objective = make_jitted('reinforce_pp_baseline')
+  advantages = objective.advantages(batch)
+  weights, _ = objective.weights(batch, logprobs, advantages)
+  gradient = jax.grad(
+    lambda x: objective.loss(x, batch, advantages, weights)[0]
+  )(logprobs)
+  # Four tokens of +-1/2: deviation sqrt(1/3).
+  want = np.sqrt(3) / 2
+  np.testing.assert_allclose(
+    gradient, [[-want, 0, -want], [want, 0, want]], rtol=1e-6
+  )

@@ -216,6 +216,18 @@ def test_nothing_usable_gives_zeros(objective_of, name, episodes):
     assert all(jnp.isfinite(x) for x in got['diagnostics'].values())
 
 
+@each_objective
+def test_one_action_token_in_all_is_defined(objective_of, name, episodes):
+  objective = objective_of(name)
+  batch, *logprobs = episodes.pack()
+  mask = np.zeros_like(batch.action_mask)
+  mask[tuple(np.argwhere(batch.action_mask)[0])] = True
+  got = _run(objective, batch._replace(action_mask=mask), *logprobs)
+  for leaf in jax.tree.leaves(got):
+    assert jnp.isfinite(leaf).all()
+  np.testing.assert_array_equal(got['gradient'][~mask], 0)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _slopes(objective, batch, proximal, current):
   """Gradients of the constants, of the loss in them, and of the loss."""
