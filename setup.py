@@ -50,6 +50,8 @@ setuptools.setup(
       'pytest-xdist>=3.6',
       'ruff>=0.12',
     ],
+    # Only what `experiments/benchmark.py kernels` compares the kernels with.
+    'benchmark': ['torch==2.13.0'],
     # The official text-game engine, for parity tests only; compiles GPL parts.
     'alfworld': ['alfworld==0.4.2'],
   },

@@ -1,0 +1,48 @@
+"""Measures what this project costs; the report is Markdown on stdout.
+
+  python experiments/benchmark.py kernels
+
+`python experiments/benchmark.py --help` lists what can be measured.
+"""
+
+import argparse
+import sys
+
+import benchmark_kernels
+import benchmark_report
+
+# Sub-command -> module with a docstring, add_arguments(parser) and
+# run(arguments) -> report.
+COMMANDS = {'kernels': benchmark_kernels}
+
+
+def main(argv: list[str]) -> None:
+  """Measures what the command line names and prints the report."""
+  arguments = _parser().parse_args(argv[1:])
+  try:
+    print(COMMANDS[arguments.command].run(arguments))
+  except benchmark_report.Disagreement as error:
+    sys.exit(f'benchmark.py: error: {error}')
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='benchmark.py', description='Measures what this project costs.'
+  )
+  commands = parser.add_subparsers(
+    dest='command', required=True, metavar='COMMAND'
+  )
+  for name, module in COMMANDS.items():
+    first, _, _ = module.__doc__.partition('\n')
+    command = commands.add_parser(
+      name,
+      help=first,
+      description=module.__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(command)
+  return parser
+
+
+if __name__ == '__main__':
+  main(sys.argv)
