@@ -267,9 +267,9 @@ def test_any_recipe(make_episodes, config, rewards, unusable, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @hypothesis.given(config=recipes(), **_BATCHES)
-@_settings(max_examples=150)
+@_settings(max_examples=60)
 def test_many_recipes(make_episodes, config, rewards, unusable, seed):
   _draw(make_episodes, config, rewards, unusable, seed)
 
