@@ -134,7 +134,7 @@ def packed_batch(
     usable=np.ones(number, bool),
     group_ids=rng.permutation(number).astype(np.int32) // GROUP_SIZE,
   )
-  return batch, proximal, proximal + draw(0.1)
+  return batch, proximal, proximal + draw(0.3)
 
 
 def value_and_gradient(objective: base.Objective) -> Callable[..., Any]:

@@ -219,3 +219,9 @@ def test_misuse_is_refused():
     _mask([0.1], 1.0, variant='official')
   with pytest.raises(AssertionError):
     _mask([0.1], 1.0, mask=np.ones((1, 1), np.float32))
+
+
+@pytest.mark.parametrize('nan', [np.nan, -np.nan])
+def test_nan_of_either_sign_counts_as_the_largest(nan):
+  got = _mask([0.1, nan, 0.1], 1.0, variant='areal')
+  np.testing.assert_array_equal(got.kept[0], [True, False, True])
