@@ -5,6 +5,7 @@ plain loops, in other rows, in another order, cut into microbatches, and with
 garbage in every slot that does not count.
 """
 
+import ast
 import dataclasses
 import functools
 
@@ -83,17 +84,21 @@ def recipes(draw):
   return recipe.Config(**fields)
 
 
-def test_the_choices_are_those_of_the_recipe():
+def test_every_choice_of_the_recipe_is_drawn():
   drawn = {*_CHOICES, *_BASELINES[0]}
   assert drawn == {field.name for field in dataclasses.fields(recipe.Config)}
-  for name, values in _CHOICES.items():
+  words = {**_CHOICES, 'baseline': [b['baseline'] for b in _BASELINES]}
+  plain = {
+    'baseline': 'event_time',
+    'measure': 'none',
+    'aggregation': 'token_sum',
+  }
+  for name, values in words.items():
     if isinstance(values[0], str):
-      with pytest.raises(ValueError, match=name) as error:
-        recipe.Config(
-          **{'baseline': 'event_time', 'measure': 'none', 'aggregation': '?'}
-          | {name: '?'}
-        )
-      assert all(repr(value) in str(error.value) for value in values)
+      with pytest.raises(ValueError, match=r'must be one of \(') as error:
+        recipe.Config(**{**plain, name: '?'})
+      allowed = str(error.value).partition(' must be one of ')[2]
+      assert set(ast.literal_eval(allowed)) == set(values)
 
 
 def _rollouts(episodes, usable):
@@ -239,6 +244,7 @@ _BATCHES = {
   'rewards': st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=6, max_size=6),
   'unusable': st.sampled_from([None, 0, 5]),
   'seed': st.integers(0, 99),
+  'scale': st.sampled_from([0.1, 0.3, 0.8]),
 }
 # Every example compiles a program: shrinking would take minutes.
 _settings = functools.partial(
@@ -253,8 +259,8 @@ _settings = functools.partial(
 )
 
 
-def _draw(make_episodes, config, rewards, unusable, seed):
-  episodes = make_episodes(seed)
+def _draw(make_episodes, config, rewards, unusable, seed, scale):
+  episodes = make_episodes(seed, scale)
   episodes.rewards = np.array(rewards, np.float32)
   usable = np.arange(6) != (6 if unusable is None else unusable)
   check(config, episodes, usable)
@@ -262,16 +268,16 @@ def _draw(make_episodes, config, rewards, unusable, seed):
 
 @hypothesis.given(config=recipes(), **_BATCHES)
 @_settings(max_examples=8)
-def test_any_recipe(make_episodes, config, rewards, unusable, seed):
-  _draw(make_episodes, config, rewards, unusable, seed)
+def test_any_recipe(make_episodes, config, **drawn):
+  _draw(make_episodes, config, **drawn)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @hypothesis.given(config=recipes(), **_BATCHES)
 @_settings(max_examples=60)
-def test_many_recipes(make_episodes, config, rewards, unusable, seed):
-  _draw(make_episodes, config, rewards, unusable, seed)
+def test_many_recipes(make_episodes, config, **drawn):
+  _draw(make_episodes, config, **drawn)
 
 
 _NAMED = {
@@ -287,7 +293,51 @@ _NAMED = {
     'tetpo',
     {'group_size': 3, 'token_mask': 'window', 'denominator': 'kept'},
   ),
+  'TETPO of means, sum one, the weight clipped': (
+    'tetpo',
+    {
+      'group_size': 3,
+      'target_ess_fraction': 0.95,
+      'tempering_log_ratio': 'mean',
+      'tempering_scale': 'sum_one',
+      'surrogate': 'clip_weight',
+      'clip_region': 'ratio',
+      'clip_high': 3.0,
+      'clip_low': 1.0,
+    },
+  ),
   'SPO++ with sequence weights': ('spopp', {'correction': 'sequence'}),
+  'GEPO of sums': (
+    'gepo',
+    {'group_size': 3, 'ratio': 'sequence_sum', 'surrogate': 'unclipped'},
+  ),
+  'RLOO whitened but not centred, IcePop clipped': (
+    'rloo',
+    {
+      'group_size': 3,
+      'measure': 'trajectory',
+      'center': False,
+      'correction': 'icepop',
+      'ratio_to': 'proximal',
+      'surrogate': 'clip_weight',
+      'dual_clip': 1.5,
+      'aggregation': 'token_sum',
+    },
+  ),
+  'DAPO with geometric means and sequence ratios': (
+    'dapo',
+    {
+      'group_size': 3,
+      'overlong_limit': 4.0,
+      'overlong_buffer': 3.0,
+      'token_mask': 'geometric_mean',
+      'denominator': 'kept',
+      'ratio': 'sequence_sum',
+      'clip_high': 2.0,
+      'aggregation': 'seq_mean_token_sum_norm',
+      'aggregation_norm': 7.0,
+    },
+  ),
 }
 
 
@@ -295,4 +345,4 @@ _NAMED = {
 def test_named_compositions(make_episodes, title):
   name, overrides = _NAMED[title]
   config = objectives.config_of(name, overrides)
-  check(config, make_episodes(3), np.arange(6) != 5)
+  check(config, make_episodes(8, 0.4), np.arange(6) != 5)

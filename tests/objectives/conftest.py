@@ -16,11 +16,12 @@ _PER_TOKEN = ('action_mask', 'behaviour', 'proximal', 'current')
 class Episodes:
   """Six trajectories; number 2 has no action token.
 
-  Log-ratios are large enough that clip, dual clip and truncation all bind.
+  With the default seed clip, dual clip and truncation all bind, M2PO's mask
+  leaves half of its trust region, and GSPO's clip leaves gradients.
   Groups are pairs: (0, 1), (2, 3), (4, 5).
   """
 
-  def __init__(self, seed=0):
+  def __init__(self, seed=8, scale=0.8):
     rng = np.random.default_rng(seed)
     self.lengths = [7, 4, 3, 9, 5, 6]
     self.action_mask = [rng.random(n) < 0.6 for n in self.lengths]
@@ -30,10 +31,10 @@ class Episodes:
     draw = lambda scale: [rng.normal(0, scale, n) for n in self.lengths]
     self.behaviour = [x - 2 for x in draw(0.5)]
     self.proximal = [
-      b + x for b, x in zip(self.behaviour, draw(0.8), strict=True)
+      b + x for b, x in zip(self.behaviour, draw(scale), strict=True)
     ]
     self.current = [
-      p + x for p, x in zip(self.proximal, draw(0.8), strict=True)
+      p + x for p, x in zip(self.proximal, draw(scale), strict=True)
     ]
     self.rewards = np.array([0, 1, 1, 0, 1, 0], np.float32)
     self.values = np.array([0.3, 0.6, 0.5, 0.2, 0.45, 0.7], np.float32)
@@ -86,10 +87,10 @@ class Episodes:
     return batch, columns['proximal'], columns['current']
 
 
-def _make(name, **overrides):
+def _make(name, *, axis_name=None, **overrides):
   if objectives.make_objective(name, {}).group_size > 1:
     overrides.setdefault('group_size', GROUP_SIZE)
-  return objectives.make_objective(name, overrides)
+  return objectives.make_objective(name, overrides, axis_name=axis_name)
 
 
 @pytest.fixture(scope='session')
@@ -122,7 +123,7 @@ def episodes():
 
 @pytest.fixture(scope='session')
 def make_episodes():
-  """Episodes of a seed."""
+  """Episodes of a seed, and of a size of their log-ratios in nats."""
   return Episodes
 
 
