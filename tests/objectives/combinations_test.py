@@ -291,7 +291,13 @@ _NAMED = {
   ),
   'TETPO with a ratio window, kept tokens': (
     'tetpo',
-    {'group_size': 3, 'token_mask': 'window', 'denominator': 'kept'},
+    {
+      'group_size': 3,
+      'token_mask': 'window',
+      'window_low': 0.8,
+      'window_high': 1.3,
+      'denominator': 'kept',
+    },
   ),
   'TETPO of means, sum one, the weight clipped': (
     'tetpo',
@@ -315,9 +321,10 @@ _NAMED = {
     'rloo',
     {
       'group_size': 3,
-      'measure': 'trajectory',
+      'measure': 'action_token',
       'center': False,
       'correction': 'icepop',
+      'window_high': 1.3,
       'ratio_to': 'proximal',
       'surrogate': 'clip_weight',
       'dual_clip': 1.5,
@@ -331,6 +338,8 @@ _NAMED = {
       'overlong_limit': 4.0,
       'overlong_buffer': 3.0,
       'token_mask': 'geometric_mean',
+      'window_low': 0.8,
+      'window_high': 1.3,
       'denominator': 'kept',
       'ratio': 'sequence_sum',
       'clip_high': 2.0,
@@ -345,4 +354,12 @@ _NAMED = {
 def test_named_compositions(make_episodes, title):
   name, overrides = _NAMED[title]
   config = objectives.config_of(name, overrides)
-  check(config, make_episodes(8, 0.4), np.arange(6) != 5)
+  episodes, usable = make_episodes(8, 0.4), np.ones(6, bool)
+  check(config, episodes, usable)
+  answer = recipe_by_hand.solve(config, _rollouts(episodes, usable))
+  weights = np.concatenate(answer.weights)
+  assert np.count_nonzero(np.concatenate(answer.slopes)) > 0
+  if config.token_mask != 'none' or config.correction == 'icepop':
+    assert 0 < np.count_nonzero(weights) < len(weights)
+  if config.correction != 'none' and config.surrogate != 'clip_weight':
+    assert len(set(weights)) > 2

@@ -15,6 +15,7 @@ ROWS, WIDTH, DEVICES = 4, 34, 3
 # A statistic of the batch, of the group, of the minibatch, of varied groups.
 _QUICK = ('spopp', 'tetpo', 'm2po', 'dapo')
 _REST = sorted(set(objectives.objective_names()) - set(_QUICK))
+_ONE_EXPONENT = {'correction': 'tempered', 'tempering_scope': 'batch'}
 
 
 def _update(objective, batch, proximal, current):
@@ -146,15 +147,19 @@ def _any_partition(pair, make_episodes):
 @pytest.fixture(scope='session')
 def pair(objective_of):
   """An objective, and the same on a mapped axis."""
-  return lambda name: (
-    objective_of(name),
-    objective_of(name, axis_name='data'),
+  return lambda name, **overrides: (
+    objective_of(name, **overrides),
+    objective_of(name, axis_name='data', **overrides),
   )
 
 
 @pytest.mark.parametrize('name', _QUICK)
 def test_any_partition(pair, make_episodes, name):
   _any_partition(pair(name), make_episodes)
+
+
+def test_any_partition_of_a_tempered_batch(pair, make_episodes):
+  _any_partition(pair('spopp', **_ONE_EXPONENT), make_episodes)
 
 
 @pytest.mark.slow
