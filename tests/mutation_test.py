@@ -176,10 +176,11 @@ _MUTATIONS = [
   ),
   Mutation(
     'cap instead of drop',
-    'kernels/second_moment_mask.py',
-    "_capped_count if variant == 'official_cap' else _fitting_count",
-    "_fitting_count if variant == 'areal' else _capped_count",
-    'kernels/second_moment_mask_test.py::test_m01_paper',
+    'objectives/weighting.py',
+    'variant=config.second_moment_variant',
+    "variant='official_cap'",
+    'objectives/weighting_test.py::'
+    'test_the_second_moment_mask_is_of_the_whole_minibatch',
   ),
   Mutation(
     'second-moment mask of a row',
@@ -209,12 +210,10 @@ _MUTATIONS = [
   ),
   Mutation(
     'second-moment mask of a device',
-    'kernels/second_moment_mask.py',
-    '  if axis_name is not None:\n    gathered = jax.lax.all_gather('
-    'squares, axis_name, tiled=True)\n',
-    '  axis_name = None\n',
-    'kernels/second_moment_mask_test.py::'
-    'test_a_mapped_axis_gives_the_mask_of_all_rows',
+    'objectives/weighting.py',
+    'variant=config.second_moment_variant,\n      axis_name=axis_name,',
+    'variant=config.second_moment_variant,',
+    'objectives/partition_test.py::test_any_partition[m2po]',
   ),
   # Surrogates.
   Mutation(
