@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from spopp_jax import types
 from spopp_jax.kernels import reduction
 
+_INF = 0x7F800000  # bits of inf
+
 Variant = Literal['paper', 'official_cap', 'areal']
 
 
@@ -49,7 +51,8 @@ def second_moment_mask(
   Tokens outside T are kept. T is chosen over the whole optimizer minibatch:
   call this before microbatches are cut. Masked tokens stay in the loss's
   denominator. Of exactly equal x^2 the first go first, so the order of tokens
-  may change which of them go, never how many. O(n log n), static shapes.
+  may change which of them go, never how many. Nothing is sorted: 31 passes over
+  the tokens find the value that parts them.
 
   Example: A = 1, x^2 = [.25, .04, .01, 0], threshold .04: the mean .075
   exceeds it, without the first it is .0167, so the first token is dropped;
@@ -63,8 +66,7 @@ def second_moment_mask(
     threshold: > 0, nats^2; the published value is 0.04.
     variant: 'paper', or what the authors' ('official_cap', without that
       code's floor on the range) and another ('areal') trainer do.
-    axis_name: mapped axis that the rows are spread over, if any; every device
-      then sorts the tokens of all.
+    axis_name: mapped axis that the rows are spread over, if any.
 
   Returns:
     The mask and its statistics; nothing is differentiable. Without counted
@@ -109,55 +111,85 @@ def second_moment_mask(
 
 
 def _dropped(squares, threshold, variant, axis_name):
-  """Marks all but the smallest entries, as many as the variant keeps."""
-  gathered = squares
-  if axis_name is not None:
-    gathered = jax.lax.all_gather(squares, axis_name, tiled=True)
-  # Bits of non-negative floats order as they do and sort several times faster:
-  # comparing floats has to mind NaN, which here gets no sign and comes last.
-  bits = jax.lax.bitcast_convert_type(gathered.reshape(-1), jnp.int32)
-  bits &= 0x7FFFFFFF
-  ascending = jnp.sort(bits, stable=False)  # equals are the same number
-  count = _capped_count if variant == 'official_cap' else _fitting_count
-  num_kept = count(
-    jax.lax.bitcast_convert_type(ascending, jnp.float32), threshold
-  )
-  if variant == 'areal':
-    num_kept = jnp.maximum(num_kept, 1)
-  smallest_dropped = ascending[jnp.minimum(num_kept, bits.size - 1)]
-  equal = bits == smallest_dropped
-  equals_kept = num_kept - jnp.sum(bits < smallest_dropped)
-  equals_from_here = jax.lax.cumsum(equal.astype(jnp.int32), reverse=True)
-  dropped = bits > smallest_dropped
-  dropped |= equal & (equals_from_here > equals_kept)
-  dropped = dropped.reshape(gathered.shape)
-  if axis_name is None:
-    return dropped
-  rows = squares.shape[0]
-  start = jax.lax.axis_index(axis_name) * rows
-  return jax.lax.dynamic_slice_in_dim(dropped, start, rows)
+  """Marks the entries of T that the variant drops; inf is outside T."""
+  # Bits of non-negative floats order as they do; NaN, without sign, comes last.
+  bits = jax.lax.bitcast_convert_type(squares, jnp.int32) & 0x7FFFFFFF
+  squares = _float(bits)
+  if variant == 'official_cap':
+    return _above_cap(squares, bits, threshold, axis_name)
+  at_least = 1 if variant == 'areal' else 0
+  return _above_mean(squares, bits, threshold, axis_name, at_least)
 
 
-def _fitting_count(ascending, threshold):
-  """Longest run of smallest entries with a mean of at most the threshold.
+def _above_mean(squares, bits, threshold, axis_name, at_least):
+  """Leaves as many of the smallest as have a mean of at most the threshold.
 
   Means of the k smallest never fall with k, so the loop "drop the largest
   while the mean is too large" ends at the largest k whose mean fits.
   """
-  sizes = jnp.arange(1, ascending.size + 1).astype(jnp.float32)
-  return jnp.sum(jnp.cumsum(ascending) <= threshold * sizes)
+
+  def total(values):
+    return reduction.global_sum(values, axis_name=axis_name)
+
+  def excess(limit):
+    return total(jnp.where(bits <= limit, squares - threshold, 0))
+
+  limit = _largest_bits(lambda limit: excess(limit) <= 0)
+  above = bits > limit
+  following = -reduction.global_max(
+    jnp.where(above, -bits, -_INF), axis_name=axis_name
+  )
+  # Of equals that do not all fit, the last stay: so many.
+  room = -excess(limit) / (_float(following) - threshold)
+  if at_least:
+    room = jnp.where(total(~above) == 0, jnp.maximum(room, at_least), room)
+  equal = bits == following
+  return above & ~(equal & (_ranks_from_the_end(equal, axis_name) <= room))
 
 
-def _capped_count(ascending, threshold):
-  """Entries below the largest one that may cap all; inf is no entry."""
-  entry = jnp.isfinite(ascending)
-  number = jnp.sum(entry)
-  values = jnp.where(entry, ascending, 0)
-  totals = jnp.cumsum(values)
-  larger = number - 1 - jnp.arange(ascending.size)
-  capped_totals = totals + values * larger.astype(jnp.float32)
-  budget = threshold * number.astype(jnp.float32)
-  num_caps = jnp.sum(entry & (capped_totals < budget))  # totals never fall
-  cap = jnp.where(num_caps > 0, ascending[jnp.maximum(num_caps - 1, 0)], 0)
-  below = jnp.sum(ascending < cap)
-  return jnp.where(totals[-1] <= budget, number, below)
+def _above_cap(squares, bits, threshold, axis_name):
+  """Marks the largest entry that may cap all, and what lies above it."""
+  entry = bits < _INF
+
+  def total(values):
+    return reduction.global_sum(
+      jnp.where(entry, values, 0), axis_name=axis_name
+    )
+
+  budget = threshold * total(1)
+  limit = _largest_bits(
+    lambda limit: total(jnp.minimum(squares, _float(limit))) < budget
+  )
+  cap = reduction.global_max(
+    jnp.where(entry & (bits <= limit), squares, 0), axis_name=axis_name
+  )
+  return (squares >= cap) & (total(squares) > budget)
+
+
+def _largest_bits(holds):
+  """Returns the largest bits below inf that hold, -1 if none; falls once."""
+
+  def halve(_, bracket):
+    low, high = bracket
+    middle = low + (high - low) // 2
+    yes = holds(middle)
+    return jnp.where(yes, middle, low), jnp.where(yes, high, middle)
+
+  low, _ = jax.lax.fori_loop(0, 31, halve, (jnp.int32(-1), jnp.int32(_INF)))
+  return low
+
+
+def _ranks_from_the_end(chosen, axis_name):
+  """Numbers the chosen entries of all devices: 1 is the last one."""
+  numbers = chosen.reshape(-1).astype(jnp.int32)
+  ranks = jax.lax.cumsum(numbers, reverse=True).reshape(chosen.shape)
+  if axis_name is None:
+    return ranks
+  numbers = jax.lax.all_gather(numbers.sum(), axis_name)
+  device = jnp.arange(numbers.size)
+  behind = device > jax.lax.axis_index(axis_name)
+  return ranks + jnp.where(behind, numbers, 0).sum()
+
+
+def _float(bits):
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -225,3 +225,20 @@ def test_misuse_is_refused():
 def test_nan_of_either_sign_counts_as_the_largest(nan):
   got = _mask([0.1, nan, 0.1], 1.0, variant='areal')
   np.testing.assert_array_equal(got.kept[0], [True, False, True])
+
+
+@pytest.mark.parametrize('steps', range(8))
+def test_neighbouring_values_are_told_apart(steps):
+  bits = np.float32(0.7072).view(np.int32) + np.array([steps, steps + 1])
+  x = bits.astype(np.int32).view(np.float32)
+  squares = x * x
+  assert squares[1] > squares[0]
+  got = _mask(x, 1.0, threshold=float(squares[0]))
+  np.testing.assert_array_equal(got.kept[0], [True, False])
+
+
+def test_official_cap_stays_below_the_threshold():
+  # Capped at .5^2 the mean is the threshold itself, so .25^2 is the cap.
+  threshold = (0.25**2 + 2 * 0.5**2) / 3
+  got = _mask([0.25, 0.5, 1], 1.0, threshold=threshold, variant='official_cap')
+  assert not got.kept.any()
