@@ -137,7 +137,7 @@ def compare(comparison: Comparison, repeats: int) -> list[str]:
     comparison.what,
     comparison.sizes,
     *(f'{t.milliseconds:.2f}' if t else _absent(n) for n, t in columns),
-    *(f'{t.ratio:.1f}' if t else '-' for _, t in columns[1:]),
+    *(f'{t.ratio:.2f}' if t else '-' for _, t in columns[1:]),
     '; '.join(verdicts),
   ]
 

@@ -189,7 +189,7 @@ def test_a_row_says_whether_the_target_is_met(clock, seconds, verdict):
   milliseconds = f'{1000 * seconds:.2f}'
   assert row == [
     *('w', 's', '1000.00', milliseconds, '-'),
-    *(f'{seconds:.1f}', '-', verdict),
+    *(f'{seconds:.2f}', '-', verdict),
   ]
 
 
