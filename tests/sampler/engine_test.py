@@ -54,7 +54,7 @@ def learner_logprobs(trajectories, temperature, params=None):
     row_length=64,
     row_buckets=(4,),
   )
-  rows = jax.tree.map(lambda x: x[0] if x.ndim == 3 else x, batch)
+  rows = jax.tree.map(lambda x: x[0] if x.ndim >= 3 else x, batch)
   score = jax.jit(
     functools.partial(
       update.packed_logprobs,
