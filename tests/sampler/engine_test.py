@@ -60,6 +60,7 @@ def learner_logprobs(trajectories, temperature, params=None):
       update.packed_logprobs,
       graphdef=parameters.graph(CONFIG)[0],
       temperature=temperature,
+      chunk_tokens=64,
     )
   )
   got = np.asarray(score(params or make_parameters(), rows))
