@@ -1,13 +1,17 @@
 """CISPO: clip a weight, let every token learn (arXiv:2506.13585)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """No lower bound; both bounds relative to 1; see `recipe.Config`."""
+  """No lower bound; both bounds relative to 1; see `recipe.Config`.
+
+  loss = -sg(clip(r)) A log pi, token mean.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -18,14 +22,4 @@ class Config(recipe.Config):
   aggregation: str = 'token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds CISPO: -sg(clip(r)) A log pi, token mean.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('cispo', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'cispo')

@@ -1,13 +1,17 @@
 """DAPO: clip-higher, token mean, varied groups alone (arXiv:2503.14476)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published recipe, lengths in tokens; fields as in `recipe.Config`."""
+  """The published recipe, lengths in tokens; fields as in `recipe.Config`.
+
+  GRPO advantages, clip .2/.28, overlong penalty, token mean.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -20,14 +24,4 @@ class Config(recipe.Config):
   aggregation: str = 'token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds DAPO: GRPO advantages, clip .2/.28, overlong penalty, token mean.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('dapo', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'dapo')

@@ -1,13 +1,17 @@
 """Dr. GRPO: GRPO without its length and scale biases (arXiv:2503.20783)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published recipe, up to 3,000 tokens; fields as in `recipe.Config`."""
+  """The published recipe, up to 3,000 tokens; fields as in `recipe.Config`.
+
+  R - group mean, token sums over a constant.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -17,14 +21,4 @@ class Config(recipe.Config):
   aggregation_norm: float = 3000.0
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds Dr. GRPO: R - group mean, token sums over a constant.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('dr_grpo', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'dr_grpo')

@@ -1,13 +1,17 @@
 """GRPO: group-relative advantages and PPO clip (arXiv:2402.03300)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """GRPO without its KL term; fields as in `recipe.Config`."""
+  """GRPO without its KL term; fields as in `recipe.Config`.
+
+  (R - mean) / std of the group, clip against the sampler.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -16,14 +20,4 @@ class Config(recipe.Config):
   aggregation: str = 'seq_mean_token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds GRPO: (R - mean) / std of the group, clip against the sampler.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('grpo', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'grpo')

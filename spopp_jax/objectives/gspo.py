@@ -1,13 +1,17 @@
 """GSPO: the clipped ratio is the trajectory's (arXiv:2507.18071)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published recipe; fields as in `recipe.Config`."""
+  """The published recipe; fields as in `recipe.Config`.
+
+  s_i = exp(mean log-ratio), clip 3e-4/4e-4.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -19,14 +23,4 @@ class Config(recipe.Config):
   aggregation: str = 'seq_mean_token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds GSPO: s = exp(mean log-ratio), clip 3e-4/4e-4.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('gspo', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'gspo')

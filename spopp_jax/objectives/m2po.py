@@ -1,13 +1,17 @@
 """M2PO: a bound on the second moment of the log-ratio (arXiv:2510.01161)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published recipe, no ratio clip; fields as in `recipe.Config`."""
+  """The published recipe, no ratio clip; fields as in `recipe.Config`.
+
+  Mask the largest squared log-ratios down to a mean of .04.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -18,14 +22,4 @@ class Config(recipe.Config):
   aggregation: str = 'token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds M2PO: mask the largest squared log-ratios down to a mean of .04.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('m2po', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'm2po')

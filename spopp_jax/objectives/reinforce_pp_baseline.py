@@ -1,13 +1,17 @@
 """REINFORCE++-baseline: group mean, then token whitening (arXiv:2501.03262)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published recipe without KL; fields as in `recipe.Config`."""
+  """The published recipe without KL; fields as in `recipe.Config`.
+
+  R - group mean, whitened over tokens.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -16,16 +20,4 @@ class Config(recipe.Config):
   aggregation: str = 'token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds REINFORCE++-baseline: R - group mean, whitened over tokens.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose(
-    'reinforce_pp_baseline', config, axis_name=axis_name
-  )
+make = functools.partial(composition.compose, 'reinforce_pp_baseline')

@@ -1,13 +1,17 @@
 """SPO++: event-time baseline and action-token measure (arXiv:2608.24870)."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published SPO++ recipe; fields as in `recipe.Config`."""
+  """The published SPO++ recipe; fields as in `recipe.Config`.
+
+  Eq. 3 values, Eq. 6 standardization, dual clip 2.
+  """
 
   baseline: str = 'event_time'
   measure: str = 'action_token'
@@ -17,14 +21,4 @@ class Config(recipe.Config):
   aggregation: str = 'token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds SPO++: Eq. 3 values, Eq. 6 standardization, dual clip 2.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('spopp', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'spopp')

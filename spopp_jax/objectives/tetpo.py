@@ -1,13 +1,18 @@
 """TETPO: weights tempered to a target effective sample size per group."""
 
 import dataclasses
+import functools
 
-from spopp_jax.objectives import base, composition, recipe
+from spopp_jax.objectives import composition, recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(recipe.Config):
-  """The published recipe; fields as in `recipe.Config`."""
+  """The published recipe; fields as in `recipe.Config`.
+
+  w_i = n rho_i^alpha / sum_j rho_j^alpha over the group, rho the proximal over
+  the behaviour policy and alpha the largest in [0, 1] with ESS >= .85 n.
+  """
 
   group_size: int = 8
   baseline: str = 'group_mean'
@@ -17,14 +22,4 @@ class Config(recipe.Config):
   aggregation: str = 'seq_mean_token_mean'
 
 
-def make(config: Config, *, axis_name: str | None = None) -> base.Objective:
-  """Builds TETPO: weights rho^alpha, alpha the largest with ESS >= .85 n.
-
-  Args:
-    config: the recipe.
-    axis_name: as in `composition.compose`.
-
-  Returns:
-    The objective.
-  """
-  return composition.compose('tetpo', config, axis_name=axis_name)
+make = functools.partial(composition.compose, 'tetpo')
