@@ -10,7 +10,7 @@ from spopp_jax.objectives import composition, recipe
 class Config(recipe.Config):
   """The published recipe, up to 3,000 tokens; fields as in `recipe.Config`.
 
-  R - group mean, token sums over a constant.
+  A = R - group mean, token sums over a constant.
   """
 
   group_size: int = 8

@@ -10,7 +10,7 @@ from spopp_jax.objectives import composition, recipe
 class Config(recipe.Config):
   """Its authors' code, lengths normalised; fields as in `recipe.Config`.
 
-  W = p / E_q[q] of the group, clip .2, R - group mean.
+  w = p / E_q[q] of the group, clip .2, A = R - group mean.
   """
 
   group_size: int = 8

@@ -10,7 +10,7 @@ from spopp_jax.objectives import composition, recipe
 class Config(recipe.Config):
   """GRPO without its KL term; fields as in `recipe.Config`.
 
-  (R - mean) / std of the group, clip against the sampler.
+  A = (R - mean) / (std + 1e-6) of the group, clip against the sampler.
   """
 
   group_size: int = 8

@@ -10,7 +10,7 @@ from spopp_jax.objectives import composition, recipe
 class Config(recipe.Config):
   """The published recipe without KL; fields as in `recipe.Config`.
 
-  R - group mean, whitened over tokens.
+  A = R - group mean, whitened over tokens.
   """
 
   group_size: int = 8
