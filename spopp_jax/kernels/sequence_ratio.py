@@ -84,7 +84,7 @@ def group_expectations(
   chex.assert_rank([behaviour_logprobs, group_ids, usable], 1)
   chex.assert_equal_shape([behaviour_logprobs, group_ids, usable])
   chex.assert_type([behaviour_logprobs, group_ids, usable], [float, int, bool])
-  usable = usable & (group_ids < num_groups)
+  usable = usable & (group_ids >= 0) & (group_ids < num_groups)
   behaviour = jnp.where(usable, behaviour_logprobs, -jnp.inf)
   behaviour = jax.lax.stop_gradient(behaviour.astype(jnp.float32))
 

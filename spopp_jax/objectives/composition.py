@@ -95,6 +95,7 @@ def loss(
 ) -> tuple[types.Array, types.Array, base.Metrics]:
   """Ratio x surrogate, weight, mask, sum: in this order."""
   mask = weights.counted
+  logprobs, weights = _without_rejected_garbage(logprobs, weights)
   terms = _surrogate(
     config,
     *_ratio(config, logprobs, batch, weights),
@@ -118,6 +119,20 @@ def loss(
     name: aggregate.token_mean(values, mask)[0] for name, values in sums.items()
   }
   return numerator, count, metrics
+
+
+def _without_rejected_garbage(logprobs, weights):
+  """Clears log-ratios that are not finite where the weight is 0.
+
+  0 * NaN is NaN, in the value and in the gradient.
+  """
+  gap = logprobs - weights.denominator_logprobs
+  garbage = (weights.importance == 0) & ~jnp.isfinite(gap)
+  denominator = jnp.where(garbage, 0, weights.denominator_logprobs)
+  return (
+    jnp.where(garbage, 0, logprobs),
+    weights._replace(denominator_logprobs=denominator),
+  )
 
 
 def _ratio(config, logprobs, batch, weights):

@@ -85,12 +85,14 @@ class Config:
     tempering_scale: weights 'mean_one' or 'sum_one'.
     token_mask: tokens that are rejected: 'none', outside the ratio 'window',
       trajectories outside the window of their 'geometric_mean', or
-      'second_moment' (M2PO).
+      'second_moment' (M2PO). All look at the proximal policy, that of the
+      step's start, also in later minibatches.
     second_moment_threshold: > 0, nats^2.
     second_moment_variant: see `kernels.second_moment_mask`.
     denominator: the loss divides by 'all' action tokens or by the 'kept'.
     surrogate: 'clip' (PPO), 'clip_weight' (the weight is part of the clipped
-      ratio), 'unclipped', or 'likelihood' (CISPO).
+      ratio, so metrics of used weights show 1), 'unclipped', or 'likelihood'
+      (CISPO).
     ratio: of the 'token', or of the trajectory: its geometric mean
       'sequence_mean' (GSPO) or its product 'sequence_sum'.
     ratio_to: what the current policy is compared with: the 'proximal' one

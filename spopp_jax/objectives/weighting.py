@@ -49,7 +49,8 @@ def members(config: Config, batch: types.PackedBatch) -> types.Array:
     return group_advantage.in_varied_group(
       batch.rewards, batch.group_ids, acting(batch), num_groups=count
     )
-  return acting(batch) & (batch.group_ids < count)
+  in_group = (batch.group_ids >= 0) & (batch.group_ids < count)
+  return acting(batch) & in_group
 
 
 def counted_tokens(config: Config, batch: types.PackedBatch) -> types.Array:

@@ -161,7 +161,9 @@ METRICS: dict[str, Metric] = {
     '1 on fresh data, above 0.1 on stale data',
   ),
   'tempering_exponent_min': Metric(
-    'smallest tempering exponent of a prompt group', '1', 'above 0'
+    'smallest tempering exponent of a prompt group, mean of the minibatches',
+    '1',
+    'above 0',
   ),
   'tempered_ess_fraction': Metric(
     'mean effective share of a prompt group after tempering',
@@ -169,7 +171,8 @@ METRICS: dict[str, Metric] = {
     'at least target_ess_fraction',
   ),
   'tempering_dropped': Metric(
-    'trajectories left out of tempering, their weight being not finite',
+    'trajectories of a minibatch left out of tempering, their weight being '
+    'not finite; mean of the minibatches',
     '1',
     '0',
   ),

@@ -257,3 +257,51 @@ def test_a03_what_is_observed_between_actions_resets_nothing(
   np.testing.assert_allclose(
     gradient, [[-want, 0, -want], [want, 0, want]], rtol=1e-6
   )
+
+
+@pytest.mark.parametrize(
+  'name, overrides, where',
+  [
+    ('grpo', {'token_mask': 'window'}, 'behaviour'),
+    ('grpo', {'token_mask': 'geometric_mean'}, 'behaviour'),
+    ('gspo', {'token_mask': 'window'}, 'behaviour'),
+    ('tetpo', {}, 'learner'),
+    ('spopp', {'correction': 'icepop'}, 'learner'),
+    ('spopp', {'token_mask': 'window'}, 'learner'),
+  ],
+)
+@pytest.mark.parametrize('garbage', [np.nan, -np.inf])
+def test_a_rejected_token_leaks_nothing(
+  make_jitted, episodes, name, overrides, where, garbage
+):
+  objective = make_jitted(name, **overrides)
+  batch, proximal, current = episodes.pack()
+  at = tuple(np.argwhere(batch.action_mask)[0])
+  if where == 'behaviour':
+    batch.behaviour_logprobs[at] = garbage
+  else:
+    proximal[at] = current[at] = garbage
+  advantages = objective.advantages(batch)
+  weights, _ = objective.weights(batch, proximal, advantages)
+  assert weights.importance[at] == 0
+  loss = lambda x: objective.loss(x, batch, advantages, weights)[0]
+  value, gradient = jax.value_and_grad(loss)(jnp.asarray(current))
+  assert np.isfinite(value)
+  assert np.isfinite(gradient).all()
+  assert gradient[at] == 0
+  assert np.abs(gradient).sum() > 0
+
+
+def test_a_negative_group_is_padding(make_jitted, episodes):
+  for name in ('grpo', 'gepo', 'reinforce_pp_baseline'):
+    objective = make_jitted(name)
+    results = []
+    for padding in (-1, 3):
+      batch, proximal, _ = episodes.pack()
+      batch.group_ids[5] = padding
+      advantages = objective.advantages(batch)
+      weights, _ = objective.weights(batch, proximal, advantages)
+      results.append((advantages, *weights))
+    for got, want in zip(*results, strict=True):
+      np.testing.assert_array_equal(got, want)
+    assert np.isfinite(results[0][1]).all()
