@@ -47,7 +47,7 @@ _RANGES = {
   'clip_low': (lambda e: 0 <= e <= 1, 'must lie in [0, 1]'),
   'clip_high': (lambda e: e >= 0, 'must be at least 0'),
   'dual_clip': (lambda c: c > 1 or c == 0, 'must exceed 1 (0 is off)'),
-  'aggregation_norm': (lambda n: n > 0, 'must exceed 0'),
+  'aggregation_norm': (lambda n: n >= 0, 'must be at least 0'),
 }
 _INTEGERS = ('group_size', 'tempering_iterations')
 _FLAGS = ('center', 'scale', 'drop_equal_groups')
@@ -103,7 +103,7 @@ class Config:
     clip_region: the ratio judged: the 'ratio' itself, or the token's to
       'behaviour'.
     dual_clip: c > 1; loss cap -c A where the advantage is negative; 0 is off.
-    aggregation_norm: > 0, tokens; constant of seq_mean_token_sum_norm.
+    aggregation_norm: tokens; the constant that seq_mean_token_sum_norm needs.
   """
 
   baseline: str
@@ -135,7 +135,7 @@ class Config:
   clip_high: float = 0.2
   clip_region: str = 'ratio'
   dual_clip: float = 0.0
-  aggregation_norm: float = 1.0
+  aggregation_norm: float = 0.0
 
   def __post_init__(self):
     for name, allowed in _CHOICES.items():
@@ -258,6 +258,11 @@ def _of_loss(c: Config) -> list[tuple[bool, str]]:
       c.dual_clip > 0 and c.surrogate in ('unclipped', 'likelihood'),
       f'dual_clip ({c.dual_clip}) has no meaning for surrogate '
       f'{c.surrogate!r}: set it to 0',
+    ),
+    (
+      c.aggregation == 'seq_mean_token_sum_norm' and not c.aggregation_norm,
+      "aggregation 'seq_mean_token_sum_norm' divides by a stated constant: "
+      'aggregation_norm must exceed 0, such as the largest response in tokens',
     ),
     (
       c.denominator == 'kept' and c.token_mask == 'none',

@@ -172,6 +172,11 @@ def test_defaults_are_the_published_recipe(name):
     ('gspo', {'clip_region': 'behaviour'}, "needs surrogate 'clip'"),
     ('m2po', {'dual_clip': 2.0}, "no meaning for surrogate 'unclipped'"),
     ('grpo', {'denominator': 'kept'}, 'needs a token_mask'),
+    (
+      'grpo',
+      {'aggregation': 'seq_mean_token_sum_norm'},
+      'aggregation_norm must exceed 0',
+    ),
   ],
 )
 def test_what_does_not_go_together_is_refused(name, overrides, words):
