@@ -7,6 +7,9 @@ import numpy as np
 from spopp_jax import types
 from spopp_jax.learner import logprob_contract
 
+# A larger top_k may exceed the vocabulary: it is no width to reserve.
+_WIDEST_TOP_K = 1024
+
 
 def row_count(needed: int, buckets: Sequence[int], limit: int) -> int:
   """Returns the smallest bucket of at least `needed` rows, or `limit`."""
@@ -129,9 +132,9 @@ def _check_groups(
 
 
 def _kept_width(trajectories: Sequence[types.Trajectory]) -> int:
-  """Returns C: top_k where it bounds every set, else a power of two."""
+  """Returns C: top_k where it bounds every set well, else a power of two."""
   kept = [(t, kept) for t in trajectories if (kept := _exact_kept(t))]
-  if all(t.sampling.top_k for t, _ in kept):
+  if all(0 < t.sampling.top_k <= _WIDEST_TOP_K for t, _ in kept):
     return max((t.sampling.top_k for t, _ in kept), default=0)
   sizes = [_kept_sizes(k) for _, k in kept]
   largest = max(int(size.max(initial=1)) for size in sizes)

@@ -264,3 +264,5 @@ def test_top_k_bounds_the_width_of_kept_ids():
   ]
   assert pack(narrow).kept_ids.shape[-1] == 6
   assert pack([one, two]).kept_ids.shape[-1] == 0
+  boundless = _truncated(two, [[1, 2, 3]], top_k=2**32 - 1)
+  assert pack([boundless]).kept_ids.shape[-1] == 4
