@@ -7,7 +7,7 @@ import math
 import queue
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -53,6 +53,7 @@ class SamplerClient:
     limits: options.ChannelLimits | None = None,
     connect_deadline_s: float = 20.0,
     publish_deadline_s: float = 300.0,
+    deliver: Callable[[connection_lib.Arrival], None] | None = None,
   ):
     """Connects and shakes hands.
 
@@ -62,6 +63,9 @@ class SamplerClient:
       limits: channel limits; the service must have the same.
       connect_deadline_s: wait for a service to answer.
       publish_deadline_s: wait for each phase of a publication.
+      deliver: called with everything that arrives, from a thread of the
+        connection; the caller then hands it to `receive` in the runner's
+        thread and has no use for `next`.
 
     Raises:
       ValueError: the address leaves this machine.
@@ -79,6 +83,7 @@ class SamplerClient:
     self._arrivals: queue.SimpleQueue[connection_lib.Arrival] = (
       queue.SimpleQueue()
     )
+    self._deliver = deliver or self._arrivals.put
     self._outstanding: dict[str, base.Request] = {}
     self._snapshots: dict[int, str] = {}
     # A lost connection may have lost these; they are sent again.
@@ -130,16 +135,47 @@ class SamplerClient:
     while True:
       if not self._outstanding:
         raise errors.SamplerTimeout('nothing is outstanding; submit first')
-      arrival = self._take(timeout_s, deadline)
-      if isinstance(arrival, connection_lib.Ended):
-        if arrival.connection is self._connection:
-          self._lost = self._loss(arrival)
-        continue
-      trajectory = self._accept(arrival)
+      trajectory = self.receive(self._take(timeout_s, deadline))
       if trajectory is not None:
         return trajectory
 
+  def receive(self, arrival: connection_lib.Arrival) -> types.Trajectory | None:
+    """Takes in what `deliver` was called with.
+
+    Args:
+      arrival: a reply, or the end of a connection.
+
+    Returns:
+      The trajectory as `next` returns it; None when there is none: a repeat,
+      or the end of a connection, after which `lost` says so.
+
+    Raises:
+      InvalidMessage: a reply from which no request id can be read.
+    """
+    if isinstance(arrival, connection_lib.Ended):
+      if arrival.connection is self._connection:
+        self._lost = self._loss(arrival)
+      return None
+    return self._accept(arrival)
+
+  @property
+  def lost(self) -> errors.SamplerError | None:
+    """Why there is no connection; None while there is one."""
+    return self._lost
+
   def publish(self, params: Mapping[str, np.ndarray], version: int) -> str:
+    """Transfers, verifies and activates parameters; see `install`.
+
+    Args:
+      params: name -> array.
+      version: must exceed what this session published before.
+
+    Returns:
+      sha256 of the snapshot's bytes, 64 hex digits.
+    """
+    return self.install(weights.snapshot(params, version))
+
+  def install(self, snapshot: weights.Snapshot) -> str:
     """Transfers, verifies and activates a snapshot.
 
     Nothing is sent when the service already generates with exactly it.
@@ -147,8 +183,7 @@ class SamplerClient:
     is still on its way when the switch happens is answered STALE.
 
     Args:
-      params: name -> array.
-      version: must exceed what this session published before.
+      snapshot: its version must exceed what this session published before.
 
     Returns:
       sha256 of the snapshot's bytes, 64 hex digits.
@@ -159,8 +194,7 @@ class SamplerClient:
       HandshakeRefused: the service works for another runner now.
       SamplerLost: the service is gone; publish again after `reconnect`.
     """
-    data = weights.to_bytes(params)
-    checksum = weights.checksum(data)
+    version, checksum = snapshot.version, snapshot.checksum
     with self._calls('handshake before version', version):
       active = self._shake_hands(self._connection, _CALL_DEADLINE_S, wait=False)
     with self._calls('publication of version', version):
@@ -169,7 +203,7 @@ class SamplerClient:
         active.active_weights_checksum,
       ):
         self._connection.stub.Publish(
-          self._parts(data, version, checksum),
+          self._parts(snapshot),
           timeout=self._publish_deadline_s,
         )
         self._connection.stub.Activate(
@@ -183,12 +217,20 @@ class SamplerClient:
     self._snapshots[version] = checksum
     return checksum
 
-  def reconnect(self, deadline_s: float, address: str | None = None) -> None:
+  def reconnect(
+    self,
+    deadline_s: float,
+    address: str | None = None,
+    *,
+    new_session: bool = False,
+  ) -> None:
     """Replaces the connection; results that have arrived are kept.
 
     Args:
       deadline_s: wait for a service to answer.
       address: where the service is now, when it has moved.
+      new_session: begin anew: the service drops what it still owes, has no
+        snapshot, and nothing is outstanding here.
 
     Raises:
       SamplerLost: no service answers in time.
@@ -197,6 +239,11 @@ class SamplerClient:
     """
     self._connection.close()
     self.address = address or self.address
+    if new_session:
+      self.session_id = uuid.uuid4().hex
+      self._outstanding.clear()
+      self._snapshots.clear()
+      self._acknowledged.clear()
     self._lost = errors.SamplerLost(f'not connected to {self.address}')
     self._connection = self._connect(deadline_s)
     self._lost = None
@@ -209,7 +256,7 @@ class SamplerClient:
 
   def _connect(self, deadline_s: float) -> connection_lib.Connection:
     connection = connection_lib.Connection(
-      self.address, self._limits, self._arrivals
+      self.address, self._limits, self._deliver
     )
     try:
       with self._calls('connection within', f'{deadline_s} s'):
@@ -241,16 +288,16 @@ class SamplerClient:
     handshake.check_contract(reply, self._limits)
     return handshake.describe(reply)
 
-  def _parts(self, data: bytes, version: int, checksum: str) -> Iterator[Any]:
+  def _parts(self, snapshot: weights.Snapshot) -> Iterator[Any]:
     yield sampler_pb2.PublishPart(
       header=sampler_pb2.PublishHeader(
-        policy_version=version,
-        weights_checksum=checksum,
-        size_bytes=len(data),
+        policy_version=snapshot.version,
+        weights_checksum=snapshot.checksum,
+        size_bytes=len(snapshot.data),
         session_id=self.session_id,
       )
     )
-    for chunk in weights.chunks(data):
+    for chunk in weights.chunks(snapshot.data):
       yield sampler_pb2.PublishPart(data=chunk)
 
   @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -42,20 +42,20 @@ class Connection:
     self,
     address: str,
     limits: options.ChannelLimits,
-    arrivals: 'queue.SimpleQueue[Arrival]',
+    deliver: Callable[[Arrival], None],
   ):
     """Prepares a channel; the first call connects it.
 
     Args:
       address: 'host:port' or 'unix:path'.
       limits: channel limits.
-      arrivals: where the stream's replies and its end are put.
+      deliver: takes the stream's replies and its end, in the reading thread.
     """
     self._channel = grpc.insecure_channel(
       address, options=limits.client_options()
     )
     self.stub = sampler_pb2_grpc.SamplerStub(self._channel)
-    self._arrivals = arrivals
+    self._deliver = deliver
     self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._call: Any = None
     self._reader: threading.Thread | None = None
@@ -98,10 +98,10 @@ class Connection:
     code, reason = None, 'the service closed the stream'
     try:
       for reply in self._call:
-        self._arrivals.put(reply.trajectory)
+        self._deliver(reply.trajectory)
     except grpc.RpcError as error:
       code = error.code()
       reason = f'{code.name}: {error.details()}'
     # Frees the thread of gRPC that waits for messages to send.
     self._outgoing.put(None)
-    self._arrivals.put(Ended(self, code, reason))
+    self._deliver(Ended(self, code, reason))

@@ -9,7 +9,7 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from spopp_jax import types
 from spopp_jax.sampler import (
   base,
   client,
+  connection,
   errors,
   handshake,
   lifeline,
   options,
+  weights,
 )
 
 _STOP_DEADLINE_S = 5.0
@@ -46,6 +48,7 @@ class LocalSampler:
     limits: options.ChannelLimits | None = None,
     ready_deadline_s: float = 120.0,
     publish_deadline_s: float = 300.0,
+    deliver: Callable[[connection.Arrival], None] | None = None,
   ):
     """Starts the process, waits for it and shakes hands.
 
@@ -56,6 +59,7 @@ class LocalSampler:
       limits: channel limits; the process must use the same.
       ready_deadline_s: wait for the process to accept calls.
       publish_deadline_s: wait for each phase of a publication.
+      deliver: see `SamplerClient`.
 
     Raises:
       SamplerLost: the process ended or was not ready in time.
@@ -73,6 +77,7 @@ class LocalSampler:
         limits=limits,
         connect_deadline_s=ready_deadline_s,
         publish_deadline_s=publish_deadline_s,
+        deliver=deliver,
       )
     except errors.SamplerError:
       self._stop()
@@ -111,11 +116,28 @@ class LocalSampler:
     """See `SamplerClient.publish`."""
     return self._client.publish(params, version)
 
-  def reconnect(self, deadline_s: float) -> None:
+  def install(self, snapshot: weights.Snapshot) -> str:
+    """See `SamplerClient.install`."""
+    return self._client.install(snapshot)
+
+  def receive(self, arrival: connection.Arrival) -> types.Trajectory | None:
+    """See `SamplerClient.receive`."""
+    return self._client.receive(arrival)
+
+  @property
+  def lost(self) -> errors.SamplerError | None:
+    """See `SamplerClient.lost`."""
+    return self._client.lost
+
+  def reconnect(self, deadline_s: float, *, new_session: bool = False) -> None:
     """Restores the connection, starting the process again if need be.
 
     A process that runs but does not answer within half of the deadline is
     ended and started again.
+
+    Args:
+      deadline_s: until a service must have answered.
+      new_session: see `SamplerClient.reconnect`.
 
     Raises:
       SamplerLost: no service within the deadline.
@@ -125,12 +147,16 @@ class LocalSampler:
     # A process that has just died may still look alive, so it is asked often.
     while self._is_running() and time.monotonic() < give_up:
       with contextlib.suppress(errors.SamplerLost):
-        self._client.reconnect(min(_TRY_S, deadline_s / 2))
+        self._client.reconnect(
+          min(_TRY_S, deadline_s / 2), new_session=new_session
+        )
         return
     # It does not answer, so it is not asked to end either.
     self._stop(patience_s=0.0)
     address = self._start(deadline - time.monotonic())
-    self._client.reconnect(deadline - time.monotonic(), address)
+    self._client.reconnect(
+      deadline - time.monotonic(), address, new_session=new_session
+    )
 
   def close(self) -> None:
     """Closes the connection and ends the process."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,26 @@ _DTYPES = {
   'F64': np.dtype('<f8'),
   'I32': np.dtype('<i4'),
 }
+
+
+class Snapshot(NamedTuple):
+  """Parameters ready to be sent.
+
+  Attributes:
+    version: number of optimizer updates published.
+    checksum: sha256 of `data`, 64 hex digits.
+    data: bytes of a safetensors file.
+  """
+
+  version: int
+  checksum: str
+  data: bytes
+
+
+def snapshot(params: Mapping[str, np.ndarray], version: int) -> Snapshot:
+  """Serializes parameters; see `to_bytes`."""
+  data = to_bytes(params)
+  return Snapshot(version, checksum(data), data)
 
 
 def to_bytes(params: Mapping[str, np.ndarray]) -> bytes:

@@ -262,7 +262,7 @@ def raw_stub(address, session_id=SESSION):
 def raw_stream(address, *numbers, session_id=SESSION):
   """Asks for requests without a client; yields the queue of what arrives."""
   arrivals = queue.SimpleQueue()
-  raw = connection.Connection(address, options.ChannelLimits(), arrivals)
+  raw = connection.Connection(address, options.ChannelLimits(), arrivals.put)
   raw.open_stream(session_id)
   for number in numbers:
     raw.send(codec.encode_request(request(number)))
