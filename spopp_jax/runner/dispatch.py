@@ -1,7 +1,8 @@
 """Chooses prompts and freezes their baselines into tickets."""
 
+import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from spopp_jax.tracker import prompt_sampling
 
 
 class Dispatcher:
-  """Draws prompts by uncertainty, one group in flight a prompt at most.
+  """Draws prompts by uncertainty, a capped number of groups in flight each.
 
   A group is one request, or group_size of them that differ in their seed.
 
   Its whole state is a random generator and a counter, both in the checkpoint.
+  The weights follow from the evidence: those of the rows that changed are
+  taken anew before a dispatch, so that its work does not grow with the prompts.
   """
 
   def __init__(
@@ -25,18 +28,39 @@ class Dispatcher:
     *,
     seed: int,
     group_size: int = 1,
+    max_in_flight_per_prompt: int = 1,
   ):
     """Prepares dispatching.
 
     Args:
-      task_ids: the prompts.
+      task_ids: the prompts, those of the evidence in its order.
       evidence: gives v-hat at dispatch.
       seed: of the prompts drawn and of the requests' own seeds.
       group_size: requests a prompt and dispatch.
+      max_in_flight_per_prompt: >= 1; groups of one prompt in flight at most.
+        SPO++ has 1; with more, none of them sees the others' outcomes.
+
+    Raises:
+      ValueError: other tasks than the evidence has, or a cap below 1.
     """
+    if max_in_flight_per_prompt < 1:
+      raise ValueError(
+        f'max_in_flight_per_prompt ({max_in_flight_per_prompt}) must be at '
+        'least 1'
+      )
+    if tuple(task_ids) != evidence.task_ids:
+      raise ValueError(
+        f'the {len(task_ids)} tasks to dispatch must be the '
+        f'{len(evidence.task_ids)} tasks of the evidence, in the same order'
+      )
     self._group_size = group_size
-    self._task_ids = list(task_ids)
+    self._cap = max_in_flight_per_prompt
+    self._task_ids = evidence.task_ids
     self._evidence = evidence
+    rows, self._version = evidence.changed_since(-1)
+    self._sampler = prompt_sampling.PromptSampler(
+      prompt_sampling.prompt_weights(evidence.read(rows))
+    )
     self._rng = np.random.default_rng(seed)
     self._issued = 0
 
@@ -46,38 +70,82 @@ class Dispatcher:
     *,
     policy_version: int,
     step: int,
-    busy: Collection[str] = (),
+    busy: Collection[str] | Mapping[str, int] = (),
   ) -> list[types.Ticket]:
-    """Returns tickets of whole groups of different prompts, values frozen now.
+    """Returns tickets of whole groups of prompts, values frozen now.
+
+    Groups are drawn one after another, each among the prompts that have fewer
+    groups in flight than the cap, those drawn before it included. With a cap of
+    1 the prompts differ.
 
     Args:
       count: requests to issue, rounded down to whole groups.
       policy_version: the active snapshot, which is also the policy event.
       step: learner step that will collect them.
-      busy: task ids that have a request in flight.
+      busy: groups in flight by task id, or the task ids that have one each.
+
+    Raises:
+      ValueError: fewer groups may be drawn than asked for, or the evidence
+        holds an outcome of a later event than policy_version.
     """
-    values = self._evidence.values(self._task_ids, policy_version)
-    free = np.array([task not in busy for task in self._task_ids], bool)
     size = self._group_size
-    chosen = prompt_sampling.sample_prompts(
-      values, free, count // size, rng=self._rng
+    if not isinstance(busy, Mapping):
+      busy = dict.fromkeys(busy, 1)
+    self._check_free(count // size, busy)
+    changed, self._version = self._evidence.changed_since(self._version)
+    self._sampler.update(
+      changed, prompt_sampling.prompt_weights(self._evidence.read(changed))
     )
-    seeds = self._rng.integers(2**32, size=len(chosen) * size, dtype=np.uint64)
+    chosen = self._sampler.sample(
+      count // size,
+      rng=self._rng,
+      slots=lambda row: self._cap - busy.get(self._task_ids[row], 0),
+    )
+    names = [self._task_ids[row] for row in chosen.tolist()]
+    values = self._evidence.read(chosen, policy_version).tolist()
+    seeds = self._rng.integers(2**32, size=len(names) * size, dtype=np.uint64)
     tickets = []
-    for index, seed in zip(np.repeat(chosen, size), seeds, strict=True):
+    for i, seed in enumerate(seeds.tolist()):
       tickets.append(
         types.Ticket(
           request_id=f'train-{self._issued:08d}',
-          task_id=self._task_ids[index],
-          value=float(values[index]),
+          task_id=names[i // size],
+          value=values[i // size],
           policy_version=policy_version,
           step=step,
-          seed=int(seed),
+          seed=seed,
           group_id=self._issued // size,
         )
       )
       self._issued += 1
     return tickets
+
+  def freeze(self, tickets: Sequence[types.Ticket]) -> list[types.Ticket]:
+    """Returns tickets that were drawn before with the values visible now."""
+    versions = {ticket.policy_version for ticket in tickets}
+    names = [ticket.task_id for ticket in tickets]
+    if not tickets:
+      return []
+    values = self._evidence.values(names, max(versions))
+    return [
+      dataclasses.replace(ticket, value=float(value))
+      for ticket, value in zip(tickets, values, strict=True)
+    ]
+
+  def _check_free(self, groups: int, busy: Mapping[str, int]) -> None:
+    """Raises ValueError if fewer groups may be drawn than asked for."""
+    # Every prompt that is not busy has a slot: mostly no count is needed.
+    if groups <= len(self._task_ids) - len(busy):
+      return
+    free = sum(
+      max(0, self._cap - busy.get(task_id, 0)) for task_id in self._task_ids
+    )
+    if groups > free:
+      raise ValueError(
+        f'{groups} prompts asked for, {free} are available among '
+        f'{len(self._task_ids)}; lower the requests in flight, add tasks or '
+        f'raise max_in_flight_per_prompt ({self._cap})'
+      )
 
   def state_dict(self) -> dict:
     """Returns a JSON-able state."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from spopp_jax import types
 
@@ -21,7 +22,9 @@ class Outcome:
     request_id: the request it answers; filed at most once.
     task_id: the prompt it speaks of.
     policy_event: version of the snapshot that generated it.
-    reward: in [0, 1].
+    reward: R in [0, 1]; adds R to success and 1 - R to failure, fractions too.
+      Anything else is refused: outcomes of -1 and 1 would make evidence
+      negative, their environment returns (outcome + 1) / 2.
   """
 
   request_id: str
@@ -31,7 +34,29 @@ class Outcome:
 
 
 class Evidence(Protocol):
-  """Persistent success and failure evidence, one pair a prompt."""
+  """Persistent success and failure evidence, one pair a prompt.
+
+  Each prompt has a row in [0, P), in the order of `task_ids`.
+  """
+
+  @property
+  def task_ids(self) -> tuple[str, ...]:
+    """P unique keys in the order of the rows."""
+
+  def read(
+    self, rows: npt.ArrayLike, policy_event: int | None = None
+  ) -> np.ndarray:
+    """Returns v-hat [n] float64 of rows [n] int; see `values`.
+
+    None leaves out the check that the event is not before the evidence.
+    """
+
+  def changed_since(self, version: int) -> tuple[np.ndarray, int]:
+    """Returns the rows whose v-hat may have changed since a version.
+
+    Rows [n] int64, each once, and the version to ask with next. Every row if
+    version is -1, and after `load_state_dict`.
+    """
 
   def values(self, task_ids: Sequence[str], policy_event: int) -> np.ndarray:
     """Returns v-hat [n] float64 as visible at a dispatch under the event."""

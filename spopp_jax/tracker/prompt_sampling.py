@@ -1,6 +1,9 @@
 """Which prompts to dispatch next: uncertain ones more often (SPO, SPO++)."""
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 
 
 def prompt_weights(
@@ -46,45 +49,157 @@ def prompt_weights(
   return spread + floor
 
 
-def sample_prompts(
-  values: np.ndarray,
-  available: np.ndarray,
-  count: int,
-  *,
-  rng: np.random.Generator,
-  floor: float = 0.05,
-  mass: np.ndarray | None = None,
-  gamma: float = 0.0,
-) -> np.ndarray:
-  """Draws prompts one after another, in proportion to the weights left.
+class PromptSampler:
+  """Draws among P rows in proportion to weights, in O(log P) a draw.
 
-  Args:
-    values: [P] float64; v-hat in [0, 1].
-    available: [P] bool; False for prompts that must not be drawn, such as
-      those with a request in flight.
-    count: prompts to draw, without replacement.
-    rng: the run's generator; advanced by the draw.
-    floor: as in `prompt_weights`.
-    mass: as in `prompt_weights`.
-    gamma: as in `prompt_weights`.
-
-  Returns:
-    [count] int64 indices, in the order drawn.
-
-  Raises:
-    ValueError: count exceeds the number of available prompts, or an argument
-      that `prompt_weights` refuses.
+  The weights are the leaves of a binary tree whose other nodes hold the sum of
+  their two children. After a change the sums above it are taken anew from the
+  children, so that the tree is a function of the present weights: no rounding
+  is carried along, and a tree built afresh draws the same rows.
   """
-  weights = prompt_weights(values, floor=floor, mass=mass, gamma=gamma)
-  candidates = np.flatnonzero(available)
-  if not 0 <= count <= len(candidates):
+
+  def __init__(self, weights: npt.ArrayLike):
+    """Builds the tree in O(P).
+
+    Args:
+      weights: [P] float64, at least 0; P >= 1.
+
+    Raises:
+      ValueError: no weights, or one that is negative or not finite.
+    """
+    weights = _checked_weights(weights)
+    if weights.ndim != 1 or not weights.size:
+      raise ValueError(f'weights of shape {weights.shape} must be [P], P >= 1')
+    self._size = len(weights)
+    # Node i has the children 2i and 2i + 1; the leaves are the last P nodes.
+    self._tree = np.zeros(2 * self._size)
+    self._tree[self._size :] = weights
+    # Those from _deep on lie one level below the others.
+    self._full_levels = self._size.bit_length() - 1
+    self._deep = 2 << self._full_levels
+    for level in reversed(range(self._full_levels + 1)):
+      low, high = 1 << level, min(2 << level, self._size)
+      children = self._tree[2 * low : 2 * high]
+      self._tree[low:high] = children[::2] + children[1::2]
+
+  @property
+  def weights(self) -> np.ndarray:
+    """The present weights, a copy [P] float64."""
+    return self._tree[self._size :].copy()
+
+  def update(self, rows: np.ndarray, weights: npt.ArrayLike) -> None:
+    """Replaces the weights of some rows, in O(n log P).
+
+    Args:
+      rows: [n] int64, distinct, in [0, P).
+      weights: [n] float64, at least 0.
+
+    Raises:
+      ValueError: a weight that is negative or not finite.
+    """
+    weights = _checked_weights(weights)
+    nodes = self._size + rows
+    self._tree[nodes] = weights
+    deep = nodes >= self._deep
+    self._sum(nodes[deep] >> 1)
+    nodes = np.where(deep, nodes >> 1, nodes)
+    for level in reversed(range(self._full_levels)):
+      nodes = nodes >> 1
+      if len(nodes) > 1 << level:
+        nodes = np.unique(nodes)
+      self._sum(nodes)
+
+  def sample(
+    self,
+    count: int,
+    *,
+    rng: np.random.Generator,
+    slots: Callable[[int], int] | None = None,
+  ) -> np.ndarray:
+    """Draws rows one after another, each in proportion to the weights left.
+
+    A row leaves once its slots are taken. With one slot each this is sampling
+    without replacement: P(i, j) = w_i / W * w_j / (W - w_i). A draw of a row
+    that has left is repeated, which is the same as drawing among the others.
+
+    Draws are made in rounds of as many as are missing. When fewer than half of
+    a round count, the rows that left are taken out of the tree, until the
+    return: the rounds are few unless a few rows hold nearly all the weight.
+
+    Args:
+      count: rows to draw.
+      rng: the run's generator; advanced.
+      slots: how often the row may be drawn, 0 for never; asked of drawn rows
+        alone. None is once each.
+
+    Returns:
+      [count] int64 rows in the order drawn.
+
+    Raises:
+      ValueError: fewer slots of positive weight than count.
+    """
+    drawn: list[int] = []
+    left: dict[int, int] = {}
+    full: list[int] = []
+    removed: list[tuple[np.ndarray, np.ndarray]] = []
+    try:
+      while len(drawn) < count:
+        if not self._tree[1] > 0:
+          raise ValueError(
+            f'{count} draws asked for, {len(drawn)} are available among '
+            f'{self._size} rows'
+          )
+        missing = count - len(drawn)
+        for row in self._descend(rng.random(missing)):
+          if row not in left:
+            left[row] = 1 if slots is None else slots(row)
+          elif left[row] <= 0:
+            continue
+          if left[row] > 0:
+            drawn.append(row)
+            left[row] -= 1
+          if left[row] <= 0:
+            full.append(row)
+        if 2 * (count - len(drawn)) > missing:
+          rows = np.array(full, np.int64)
+          removed.append((rows, self._tree[self._size + rows]))
+          self.update(rows, np.zeros(len(rows)))
+          full = []
+    finally:
+      for rows, weights in removed:
+        self.update(rows, weights)
+    return np.array(drawn, np.int64)
+
+  def _descend(self, uniforms: np.ndarray) -> list[int]:
+    """Rows [n] drawn with replacement; one uniform number [0, 1) each."""
+    nodes = np.ones(len(uniforms), np.int64)
+    rest = uniforms * self._tree[1]
+    for _ in range(self._full_levels):
+      nodes, rest = self._step(nodes, rest)
+    inner = nodes < self._size
+    nodes[inner], _ = self._step(nodes[inner], rest[inner])
+    return (nodes - self._size).tolist()
+
+  def _step(
+    self, nodes: np.ndarray, rest: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Goes from nodes to the children in which `rest` of their sums lies."""
+    left = 2 * nodes
+    below = self._tree[left]
+    # Rounding must not lead to a leaf of weight 0, which has no chance.
+    turn = (rest >= below) & (self._tree[left + 1] > 0)
+    return left + turn, np.where(turn, rest - below, rest)
+
+  def _sum(self, nodes: np.ndarray) -> None:
+    left = 2 * nodes
+    self._tree[nodes] = self._tree[left] + self._tree[left + 1]
+
+
+def _checked_weights(weights: npt.ArrayLike) -> np.ndarray:
+  weights = np.asarray(weights, np.float64)
+  wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+  if wrong.size:
     raise ValueError(
-      f'{count} prompts asked for, {len(candidates)} are available; lower the '
-      'requests in flight or add tasks'
+      f'weight {weights[wrong[0]]} must be finite and at least 0'
     )
-  if count == 0:
-    return candidates[:0]
-  chances = weights[candidates]
-  return rng.choice(
-    candidates, size=count, replace=False, p=chances / chances.sum()
-  )
+  return weights

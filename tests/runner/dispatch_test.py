@@ -1,4 +1,5 @@
 import collections
+import itertools
 import json
 import math
 
@@ -7,7 +8,7 @@ import pytest
 
 from spopp_jax.runner import dispatch
 from spopp_jax.tracker import base as tracker
-from spopp_jax.tracker import event_time
+from spopp_jax.tracker import event_time, no_evidence
 
 TASKS = [f'task-{n}' for n in range(6)]
 
@@ -19,9 +20,12 @@ def evidence(task_ids=TASKS, success=1.0, failure=1.0):
   )
 
 
-def make(seed=0, task_ids=TASKS, **start):
+def make(seed=0, task_ids=TASKS, cap=1, **start):
   filed = evidence(task_ids, **start)
-  return dispatch.Dispatcher(task_ids, filed, seed=seed), filed
+  dispatcher = dispatch.Dispatcher(
+    task_ids, filed, seed=seed, max_in_flight_per_prompt=cap
+  )
+  return dispatcher, filed
 
 
 def issue(dispatcher, count=3, version=0, step=0, busy=()):
@@ -149,6 +153,147 @@ def test_a_restored_dispatcher_continues_the_stream():
   restored, _ = make(seed=99)
   restored.load_state_dict(state)
   assert [issue(restored, 4) for _ in range(3)] == expected
+
+
+def test_trk06_two_in_flight_of_one_prompt(cases):
+  expected = cases['TRK-06']['expected']
+  for order in itertools.permutations([(0, 1.0), (1, 0.0)]):
+    dispatcher, filed = make(task_ids=['t'], cap=2)
+    tickets = issue(dispatcher, 1) + issue(dispatcher, 1, busy={'t': 1})
+    with pytest.raises(ValueError, match='1 prompts asked for, 0 are'):
+      issue(dispatcher, 1, busy={'t': 2})
+    for i, reward in order:
+      # Their advantages are those of the dispatch, whoever returns first.
+      assert reward - tickets[i].value == expected[f'A_r{i + 1}']
+      filed.receive([tracker.Outcome(tickets[i].request_id, 't', 0, reward)])
+    (third,) = issue(dispatcher, 1, version=1)
+    assert third.value == expected['v_r3']
+    assert filed.counts(['t'], 1) == (
+      [expected['alpha_r3']],
+      [expected['beta_r3']],
+    )
+
+
+def test_receipt_order_of_requests_of_one_prompt_is_immaterial():
+  def play(order):
+    dispatcher, filed = make(cap=3)
+    tickets = issue(dispatcher, 18)
+    outcomes = [
+      tracker.Outcome(t.request_id, t.task_id, i % 3, (i % 4) / 3)
+      for i, t in enumerate(tickets)
+    ]
+    for i in order:
+      filed.receive([outcomes[i]])
+    return tickets, filed.values(TASKS, 3), issue(dispatcher, 12, version=3)
+
+  rng = np.random.default_rng(0)
+  tickets, values, later = play(range(18))
+  assert collections.Counter(t.task_id for t in tickets) == dict.fromkeys(
+    TASKS, 3
+  )
+  for _ in range(5):
+    again, same, latest = play(rng.permutation(18))
+    assert again == tickets
+    np.testing.assert_allclose(same, values, rtol=1e-12)
+    for one, other in zip(later, latest, strict=True):
+      assert one.task_id == other.task_id
+      np.testing.assert_allclose(one.value, other.value, rtol=1e-12)
+
+
+def test_the_cap_counts_groups_in_flight():
+  dispatcher, _ = make(cap=3)
+  busy = collections.Counter({'task-0': 3, 'task-1': 2, 'task-2': 1})
+  for _ in range(20):
+    drawn = collections.Counter(
+      t.task_id for t in issue(dispatcher, 12, busy=busy)
+    )
+    assert drawn == {
+      'task-1': 1,
+      'task-2': 2,
+      'task-3': 3,
+      'task-4': 3,
+      'task-5': 3,
+    }
+  with pytest.raises(ValueError, match='13 prompts asked for, 12 are'):
+    issue(dispatcher, 13, busy=busy)
+
+
+def test_names_alone_stand_for_one_group_each():
+  for busy in (['task-0', 'task-1'], {'task-0', 'task-1'}, ('task-0',) * 3):
+    dispatcher, _ = make(cap=2)
+    drawn = collections.Counter(
+      t.task_id for t in issue(dispatcher, 12 - len(set(busy)), busy=busy)
+    )
+    assert drawn == {t: 1 if t in busy else 2 for t in TASKS}
+
+
+def test_a_refused_dispatch_draws_nothing():
+  dispatcher, _ = make(seed=5)
+  untouched, _ = make(seed=5)
+  with pytest.raises(ValueError, match='5 prompts asked for, 4 are available'):
+    issue(dispatcher, 5, busy=['task-1', 'task-4', 'a task of before'])
+  assert issue(dispatcher, 6) == issue(untouched, 6)
+
+
+def test_only_changed_weights_are_taken_anew():
+  class Counting(event_time.EventTimeEvidence):
+    rows = ()
+
+    def read(self, rows, policy_event=None):
+      self.rows = [*self.rows, *np.asarray(rows).tolist()]
+      return super().read(rows, policy_event)
+
+  filed = Counting(TASKS, np.ones(6), np.ones(6))
+  dispatcher = dispatch.Dispatcher(TASKS, filed, seed=0)
+  assert filed.rows == [0, 1, 2, 3, 4, 5]
+  filed.receive([tracker.Outcome('r', 'task-4', 0, 1.0)])
+  filed.rows = []
+  (ticket,) = issue(dispatcher, 1)
+  assert filed.rows == [4, TASKS.index(ticket.task_id)]
+
+
+def test_weights_follow_the_evidence_as_if_taken_anew():
+  rng = np.random.default_rng(0)
+  dispatcher, filed = make(seed=3)
+  for step in range(30):
+    filed.file(
+      rng.integers(6, size=4), np.full(4, step), rng.integers(2, size=4)
+    )
+    if step == 15:
+      filed.load_state_dict(filed.state_dict())
+    fresh = dispatch.Dispatcher(TASKS, filed, seed=99)
+    fresh.load_state_dict(dispatcher.state_dict())
+    assert issue(fresh, 3, version=step) == issue(dispatcher, 3, version=step)
+
+
+def test_the_clock_of_the_drawn_must_not_go_back():
+  dispatcher, filed = make()
+  filed.receive([tracker.Outcome('r', 'task-4', 5, 1.0)])
+  with pytest.raises(ValueError, match='policy event 4 lies before event 5'):
+    issue(dispatcher, 6, version=4)
+
+
+def test_group_methods_draw_uniformly():
+  nothing = no_evidence.NoEvidence(TASKS, np.ones(6), np.ones(6))
+  dispatcher = dispatch.Dispatcher(TASKS, nothing, seed=0)
+  drawn = collections.Counter()
+  for step in range(1500):
+    tickets = issue(dispatcher, 2, version=step)
+    drawn.update(t.task_id for t in tickets)
+    assert [t.value for t in tickets] == [0, 0]
+    nothing.receive(
+      [tracker.Outcome(t.request_id, t.task_id, step, 1.0) for t in tickets]
+    )
+  assert all(420 < drawn[task] < 580 for task in TASKS)
+
+
+def test_other_tasks_and_a_cap_below_one_are_refused():
+  with pytest.raises(ValueError, match='the 5 tasks to dispatch must be'):
+    dispatch.Dispatcher(TASKS[:5], evidence(), seed=0)
+  with pytest.raises(ValueError, match='in the same order'):
+    dispatch.Dispatcher(TASKS[::-1], evidence(), seed=0)
+  with pytest.raises(ValueError, match=r'max_in_flight_per_prompt \(0\)'):
+    make(cap=0)
 
 
 def every(rollouts=3, **changes):

@@ -117,6 +117,113 @@ def test_any_order_and_any_batching_is_eq_3(history, random, data):
     )
 
 
+_BATCH = st.lists(
+  st.tuples(st.integers(0, 3), st.integers(0, 9), st.floats(0, 1)),
+  max_size=40,
+)
+
+
+def _four():
+  return _evidence(2.0, 3.0, ('a', 'b', 'c', 'd'), event=4)
+
+
+def _file(evidence, batch):
+  rows, events, rewards = zip(*batch, strict=True) if batch else ((), (), ())
+  evidence.file(rows, events, rewards)
+
+
+@hypothesis.given(_BATCH, st.randoms(use_true_random=False), st.data())
+@hypothesis.settings(deadline=None)
+def test_rows_filed_in_any_order_and_batching(batch, random, data):
+  whole, shuffled, split = _four(), _four(), _four()
+  _file(whole, batch)
+  random.shuffle(batch)
+  _file(shuffled, batch)
+  # Within one call the order changes no bit.
+  for name, array in shuffled.state_dict().items():
+    np.testing.assert_array_equal(array, whole.state_dict()[name])
+  while batch:
+    size = data.draw(st.integers(1, len(batch)))
+    _file(split, batch[:size])
+    batch = batch[size:]
+  for name, array in split.state_dict().items():
+    np.testing.assert_allclose(
+      array, whole.state_dict()[name], rtol=1e-12, atol=0
+    )
+
+
+def test_objects_and_rows_are_filed_alike():
+  by_name, by_row = _four(), _four()
+  batch = [(2, 5, 1.0), (0, 3, 0.25), (2, 7, 0.5), (2, 5, 0.0)]
+  _file(by_row, batch)
+  by_name.receive(
+    [
+      _outcome(event, reward, 'abcd'[row], request_id=str(i))
+      for i, (row, event, reward) in enumerate(batch)
+    ]
+  )
+  for name, array in by_name.state_dict().items():
+    np.testing.assert_array_equal(array, by_row.state_dict()[name])
+  np.testing.assert_array_equal(
+    by_row.read([3, 2, 2]), by_name.values(['d', 'c', 'c'], 9)
+  )
+  np.testing.assert_array_equal(by_row.changed_since(0)[0], [0, 2])
+
+
+def test_a_fractional_reward_is_shared_between_success_and_failure():
+  evidence = _evidence(1.0, 2.0)
+  evidence.receive([_outcome(0, 0.25)])
+  assert evidence.counts(['t1'], 0) == ([1.25], [2.75])
+
+
+@pytest.mark.parametrize(
+  'rows, events, rewards, words',
+  [
+    ([0, 4], [4, 4], [1, 1], 'row 4 does not exist'),
+    ([0, -1], [4, 4], [1, 1], 'row -1 does not exist'),
+    ([0, 1], [4, 4], [1, -1], "reward -1.0 of task 'b'"),
+    ([0, 1], [4, 4], [1, np.nan], "reward nan of task 'b'"),
+    ([0, 1], [4.0, 4.0], [1, 1], 'events have dtype float64'),
+    ([0, 1], [4], [1, 1], r'rows \(2,\), events \(1,\)'),
+    ([0, 1], [4, 4], [1], r'rewards \(1,\)'),
+    ([[0]], [[4]], [[1]], r'rows \(1, 1\)'),
+  ],
+)
+def test_refused_rows_change_nothing(rows, events, rewards, words):
+  evidence = _four()
+  before = evidence.state_dict()
+  with pytest.raises(ValueError, match=words):
+    evidence.file(rows, events, rewards)
+  for name, array in evidence.state_dict().items():
+    np.testing.assert_array_equal(array, before[name])
+  assert evidence.changed_since(0)[0].shape == (0,)
+
+
+def test_files_and_memory_hold_the_same(tmp_path):
+  in_files = _evidence(2.0, 3.0, ('a', 'b', 'c', 'd'), directory=tmp_path)
+  in_memory = _evidence(2.0, 3.0, ('a', 'b', 'c', 'd'))
+  for evidence in (in_files, in_memory):
+    _file(evidence, [(2, 5, 1.0), (0, 3, 0.25), (2, 7, 0.5)])
+  state = in_files.state_dict()
+  _file(in_files, [(1, 9, 1.0), (2, 9, 1.0)])
+  for name, array in in_memory.state_dict().items():
+    np.testing.assert_array_equal(state[name], array)
+    assert type(state[name]) is np.ndarray
+  in_files.load_state_dict(state)
+  np.testing.assert_array_equal(np.load(tmp_path / 'events.npy'), [3, 0, 7, 0])
+  np.testing.assert_array_equal(
+    in_files.read(range(4)), in_memory.read(range(4))
+  )
+
+
+def test_reading_rows_under_an_event_checks_the_clock():
+  evidence = _four()
+  _file(evidence, [(1, 6, 1.0)])
+  np.testing.assert_array_equal(evidence.read([1]), evidence.read([1], 6))
+  with pytest.raises(ValueError, match='policy event 5 lies before event 6'):
+    evidence.read([0, 1], 5)
+
+
 def test_trk02_two_outcomes_of_one_prompt_both_count(cases):
   case = cases['TRK-02']
   inputs, expected = case['input'], case['expected']
@@ -156,6 +263,7 @@ def test_trk04_a_resumed_run_reads_the_same_value(cases):
   np.testing.assert_allclose(
     resumed.values(['t1'], event), case['expected']['v'], rtol=1e-8
   )
+  np.testing.assert_array_equal(resumed.changed_since(0)[0], [0])
   for evidence in (whole, resumed):
     evidence.receive([_outcome(3, 1, request_id='late')])
     evidence.receive([_outcome(5, 0, request_id='new')])

@@ -16,7 +16,7 @@ def _evidence(task_ids=('t1', 't2'), success=4.0, failure=4.0, **kwargs):
   )
 
 
-def _trajectory(task_id, reward, first_token=0, **kwargs):
+def _trajectory(task_id, reward, first_token=0, length=4, **kwargs):
   return types.Trajectory(
     request_id=f'{task_id}-{first_token}',
     task_id=task_id,
@@ -24,9 +24,9 @@ def _trajectory(task_id, reward, first_token=0, **kwargs):
     reward=reward,
     policy_version=0,
     weights_checksum='',
-    tokens=np.arange(4, dtype=np.int32) + first_token,
-    action_mask=_ACTIONS,
-    behaviour_logprobs=np.zeros(4, np.float32),
+    tokens=np.arange(length, dtype=np.int32) + first_token,
+    action_mask=np.resize(_ACTIONS, length),
+    behaviour_logprobs=np.zeros(length, np.float32),
     num_turns=1,
     sampling=types.SamplingParams(temperature=0.7, top_k=3),
     **kwargs,
@@ -179,6 +179,144 @@ def test_round_trip_is_exact_and_scores_the_same_responses():
   )
 
 
+class _Drifting:
+  """Log-probs that fall by 1 a call, so that any drift keeps the minimum."""
+
+  def __init__(self):
+    self.calls = []
+
+  def __call__(self, trajectories):
+    self.calls.append([t.task_id for t in trajectories])
+    level = np.float32(-len(self.calls))
+    return [np.full(len(t.tokens), level) for t in trajectories]
+
+
+_NAMES = ('t1', 't2', 't3', 't4')
+
+
+def _consume(evidence, policy, *visits):
+  evidence.consume(
+    [_trajectory(name, 1.0, length=n) for name, n in visits], policy
+  )
+
+
+def _retained(evidence, policy, name, length=4):
+  """What the next visit of the prompt keeps of its evidence."""
+  before = evidence.counts([name], 0)[1]
+  _consume(evidence, policy, (name, length))
+  return float((evidence.counts([name], 0)[1] / before)[0])
+
+
+def test_the_longest_unvisited_responses_are_forgotten():
+  evidence = _evidence(_NAMES, max_stored_tokens=12)
+  policy = _Drifting()
+  _consume(evidence, policy, ('t1', 4), ('t2', 4), ('t3', 4))
+  assert (evidence.stored_tokens, evidence.forgotten_responses) == (12, 0)
+  _consume(evidence, policy, ('t1', 4))
+  _consume(evidence, policy, ('t4', 5))  # t2 and t3 go, t1 was visited
+  assert (evidence.stored_tokens, evidence.forgotten_responses) == (9, 2)
+  assert _retained(evidence, policy, 't1') == pytest.approx(0.875)
+  assert _retained(evidence, policy, 't2', 3) == pytest.approx(0.96)
+  assert policy.calls[-2:] == [['t1', 't1'], ['t2']]
+  assert (evidence.stored_tokens, evidence.forgotten_responses) == (12, 2)
+  assert _retained(evidence, policy, 't2', 3) == pytest.approx(0.875)
+
+
+def test_a_value_after_a_forgotten_response_is_that_of_a_first_visit():
+  evidence = _evidence(_NAMES, max_stored_tokens=4)
+  policy = _Drifting()
+  _consume(evidence, policy, ('t1', 4))
+  _consume(evidence, policy, ('t2', 4))
+  _consume(evidence, policy, ('t1', 4))
+  success, failure = 0.96 * (0.96 * 4 + 1) + 1, 0.96 * 0.96 * 4
+  np.testing.assert_allclose(
+    evidence.values(['t1'], 0), success / (success + failure), rtol=1e-12
+  )
+
+
+def test_the_order_within_a_batch_is_that_of_the_last_visits():
+  evidence = _evidence(_NAMES, max_stored_tokens=8)
+  policy = _Drifting()
+  _consume(evidence, policy, ('t1', 4), ('t2', 4), ('t1', 4))
+  _consume(evidence, policy, ('t3', 4))
+  assert _retained(evidence, policy, 't1') == pytest.approx(0.875)
+  assert evidence.forgotten_responses == 1
+
+
+def test_a_response_beyond_the_cap_is_not_kept_and_drives_none_out():
+  evidence = _evidence(_NAMES, max_stored_tokens=8)
+  policy = _Drifting()
+  _consume(evidence, policy, ('t1', 8))
+  _consume(evidence, policy, ('t2', 9))
+  assert (evidence.stored_tokens, evidence.forgotten_responses) == (8, 1)
+  assert _retained(evidence, policy, 't1', 8) == pytest.approx(0.875)
+  assert _retained(evidence, policy, 't2', 9) == pytest.approx(0.96)
+  # Its older response is no longer the last visit.
+  _consume(evidence, policy, ('t1', 9))
+  assert evidence.stored_tokens == 0
+  assert _retained(evidence, policy, 't1') == pytest.approx(0.96)
+
+
+def test_nothing_is_stored_under_a_cap_of_0():
+  evidence = _evidence(_NAMES, max_stored_tokens=0)
+  policy = _Drifting()
+  for _ in range(3):
+    assert _retained(evidence, policy, 't1') == pytest.approx(0.96)
+  assert (evidence.stored_tokens, evidence.forgotten_responses) == (0, 3)
+
+
+def test_the_cap_holds_and_a_resumed_run_forgets_the_same():
+  rng = np.random.default_rng(0)
+  whole, policy = _evidence(_NAMES, max_stored_tokens=20), _Drifting()
+  resumed = _evidence(_NAMES, max_stored_tokens=20)
+  for step in range(60):
+    names = rng.choice(_NAMES, size=2)
+    visits = [(str(name), int(rng.integers(1, 13))) for name in names]
+    if step >= 30:
+      if step == 30:
+        assert whole.forgotten_responses > 5
+        resumed.load_state_dict(whole.state_dict())
+      same = _Drifting()
+      same.calls = list(policy.calls)
+      _consume(resumed, same, *visits)
+    _consume(whole, policy, *visits)
+    state = whole.state_dict()
+    assert len(state['response_tokens']) == whole.stored_tokens <= 20
+    if step >= 30:
+      assert same.calls == policy.calls
+      for name, array in resumed.state_dict().items():
+        np.testing.assert_array_equal(array, state[name])
+
+
+def test_a_state_beyond_a_lower_cap_loses_its_oldest_responses():
+  whole, policy = _evidence(_NAMES), _Drifting()
+  _consume(whole, policy, ('t3', 4), ('t1', 4), ('t2', 4))
+  resumed = _evidence(_NAMES, max_stored_tokens=8)
+  resumed.load_state_dict(whole.state_dict())
+  np.testing.assert_array_equal(resumed.state_dict()['response_rows'], [0, 1])
+  assert resumed.forgotten_responses == 1
+
+
+def test_consumed_rows_are_news():
+  evidence = _evidence(_NAMES)
+  _, version = evidence.changed_since(-1)
+  _consume(evidence, _Drifting(), ('t3', 4), ('t1', 4), ('t3', 4))
+  np.testing.assert_array_equal(evidence.changed_since(version)[0], [0, 2])
+  assert evidence.task_ids == _NAMES
+  np.testing.assert_array_equal(
+    evidence.read([2, 1]), evidence.values(['t3', 't2'], 0)
+  )
+
+
+def test_evidence_may_lie_in_files(tmp_path):
+  in_files, in_memory = _evidence(directory=tmp_path), _evidence()
+  for evidence in (in_files, in_memory):
+    evidence.consume([_trajectory('t2', 1.0)], _Policy())
+  np.testing.assert_array_equal(
+    np.load(tmp_path / 'success.npy'), in_memory.counts(['t1', 't2'], 0)[0]
+  )
+
+
 def test_sampling_parameters_keep_their_types():
   whole, resumed = _evidence(), _evidence()
   whole.consume([_trajectory('t1', 1.0)], _Policy())
@@ -204,6 +342,7 @@ def test_an_empty_state_round_trips():
     ({'retention_max': 1.2}, 'retention_max'),
     ({'drift_estimator': 'k2'}, 'drift_estimator'),
     ({'drift_mask': 'all'}, 'drift_mask'),
+    ({'max_stored_tokens': -1}, 'max_stored_tokens'),
   ],
 )
 def test_settings_out_of_range_are_refused(settings, words):
