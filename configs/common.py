@@ -100,8 +100,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     rollouts_per_task=4,
   )
   config.sampler = config_dict.create(
-    # host:port of a running sampler service; '' starts one on this machine.
-    address='',
+    # Sampler services: host:port or unix:path of running ones; each 'local'
+    # starts one on this machine. runs/NAME/samplers.txt changes them later.
+    addresses=('local',),
     # Episodes decoded side by side.
     slots=96,
     # Tokens of an episode at most, prompt and observations included.
@@ -116,9 +117,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     top_k=0,
     # Wait for the service to accept a connection at most, in s.
     connect_timeout_s=120.0,
-    # Wait for the next finished rollout at most, in s.
+    # Wait for a rollout that one service was asked for at most, in s.
     rollout_timeout_s=60.0,
-    # Time to bring a lost service back at most, in s.
+    # Time without any service at most, in s.
     recovery_timeout_s=60.0,
   )
   config.dispatch = config_dict.create(
@@ -126,12 +127,22 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     batch_size=96,
     # Rollouts in flight at once; more than batch_size over-dispatches.
     in_flight=96,
-    # Tries a request before it is given up, after failures of its episode.
-    attempts=3,
+    # Groups of one prompt in flight at once; the published recipe has 1.
+    per_prompt=1,
+    # Tries of a rollout, failed episodes and lost services counted together.
+    attempts=5,
     # Episodes cut by a token limit count: as failures, True, or not at all.
     keep_truncated=True,
-    # Policy updates a collected rollout may lag; 0 is synchronous, 1 overlaps.
-    max_lag_events=1,
+    # What becomes of old work when a version is published: drain, bounded,
+    # interruptible or scheduled.
+    staleness='drain',
+    # Versions that a trained rollout may be old: 0 is synchronous; drain allows
+    # 1 at most; scheduled draws every rollout's lag from 1 to it.
+    max_lag=1,
+    # True drops rollouts older than max_lag; False makes the learner wait.
+    discard_overdue=False,
+    # True trains in the order of dispatch, so that no timing plays a part.
+    in_order=False,
     # When an outcome becomes evidence: received (on return) or consumed.
     evidence_from='received',
   )

@@ -7,7 +7,7 @@ then, with the same settings of `environment` and `sampler`,
 
   python experiments/train.py --config=configs/quickstart.py \
       --config.cold_start.policy=runs/quickstart/policy \
-      --config.sampler.address=127.0.0.1:50051
+      --config.sampler.addresses="('127.0.0.1:50051',)"
 
 It serves one run at a time, one after another. The policy directory gives
 sizes and tokenizer; parameters come from the runner. One JSON line on standard

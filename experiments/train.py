@@ -8,7 +8,7 @@
 
 `--help` lists every setting. A run writes config.json, policy/ (the start),
 trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
-sampler.log, reward_curve.png, transcripts/ and summary.json.
+sampler-0.log, reward_curve.png, transcripts/ and summary.json.
 """
 
 import json

@@ -1,28 +1,30 @@
-"""Between the loop and a sampler: submit, collect first finished, drain.
+"""Between the loop and a sampler: what is in flight, what has finished.
 
-What is collected are whole groups: one rollout, or the rollouts that a group
+What finishes are whole groups: one rollout, or the rollouts that a group
 method compares, once the last of them has ended.
 
 It holds the requests in flight, so it alone decides what counts: a reply is
-taken once, by request id; a failed attempt is retried within one budget; a
-lost sampler is restored and asked again for what it still owes.
+taken once, by request id, and a failed attempt is tried again within one
+budget. Where the sampler runs and whether it was lost in between is the
+sampler's own affair.
 """
 
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.sampler import base, errors
+from spopp_jax.sampler import base, errors, retries
 
 _LOG = logging.getLogger(__name__)
 _TRUNCATED = (types.Status.CONTEXT_LIMIT, types.Status.LENGTH)
-# A sampler that dies of what it is asked would be restored for ever.
-_MAX_LOSSES_IN_A_ROW = 3
+
+# A prompt group's number, or the id of a rollout that is a group of its own.
+Group = int | str
 
 
 class Finished(NamedTuple):
@@ -37,123 +39,169 @@ class RolloutsFailed(RuntimeError):
 
 
 class Batcher:
-  """Collects trajectories of the requests in flight, in completion order."""
+  """Accounts for every request from its dispatch to its batch.
+
+  Attributes:
+    statuses: how requests ended; DUPLICATE counts surplus replies, all others
+      together are the requests that `dispatched` counts less those in flight.
+    dispatched: requests sent, retries included.
+    open: groups with requests in flight, and the oldest version asked of them.
+    busy: groups in flight by task id.
+    finished: groups that have finished and were not taken, first finished
+      first, with that version.
+    on_finished: called at every usable reply.
+  """
 
   def __init__(
     self,
     sampler: base.Sampler,
     sampling: types.SamplingParams,
     *,
-    attempts: int,
+    budget: retries.RetryBudget,
     keep_truncated: bool,
     rollout_timeout_s: float,
-    recovery_timeout_s: float,
-    window: int = 1024,
+    max_given_up: int = 256,
   ):
     """Prepares collecting.
 
     Args:
       sampler: serves the requests.
       sampling: decoding parameters of every request.
-      attempts: tries a request before it is given up.
+      budget: tries of a rollout; the sampler may spend of it too.
       keep_truncated: trajectories cut by a token limit count, as failures.
       rollout_timeout_s: longest wait without a single reply.
-      recovery_timeout_s: deadline for bringing back a lost sampler.
-      window: requests that the sampler holds at a time; the others wait here.
+      max_given_up: rollouts in a row that may use up all their tries.
     """
     self._sampler = sampler
     self._sampling = sampling
-    self._attempts = attempts
+    self._budget = budget
     self._keep = {types.Status.OK, *(_TRUNCATED if keep_truncated else ())}
     self._rollout_timeout_s = rollout_timeout_s
-    self._recovery_timeout_s = recovery_timeout_s
-    self._window = window
+    self._max_given_up = max_given_up
     self.on_finished: Callable[[], object] = lambda: None
     self._waiting: dict[str, types.Ticket] = {}
-    self._unsent: collections.deque[types.Ticket] = collections.deque()
-    self._published: tuple[Mapping[str, np.ndarray], int] | None = None
-    self._losses_in_a_row = 0
+    self._members: dict[Group, list[Finished]] = {}
+    self._tasks: dict[Group, str] = {}
+    self._owed: collections.Counter[Group] = collections.Counter()
+    self._received: list[Finished] = []
+    self._given_up_in_a_row = 0
     self.statuses: collections.Counter[types.Status] = collections.Counter()
-    self._partial: dict[int | str, list[Finished]] = {}
-    self._owed: collections.Counter[int | str] = collections.Counter()
+    self.dispatched = 0
+    self.open: dict[Group, int] = {}
+    self.finished: dict[Group, int] = {}
+    self.busy: collections.Counter[str] = collections.Counter()
 
   @property
   def in_flight(self) -> list[types.Ticket]:
     """Tickets that have not been answered, oldest first."""
     return list(self._waiting.values())
 
-  def publish(self, params: Mapping[str, np.ndarray], version: int) -> None:
-    """Makes a snapshot the one that generates; nothing may be in flight."""
-    if self._waiting:
-      raise ValueError(
-        f'version {version} cannot be published while {len(self._waiting)} '
-        'requests of the old one are in flight: drain first'
-      )
-    self._published = (params, version)
-    try:
-      self._sampler.publish(params, version)
-    except errors.SamplerLost as error:
-      self._recover(error)
+  @property
+  def held(self) -> list[Finished]:
+    """What has finished and was not taken, also of unfinished groups."""
+    return [item for members in self._members.values() for item in members]
+
+  def publish(
+    self,
+    params: Mapping[str, np.ndarray],
+    version: int,
+    *,
+    interrupt: bool = False,
+  ) -> None:
+    """Has what is sent from now on generated with a snapshot."""
+    self._sampler.publish(params, version, interrupt=interrupt)
 
   def submit(self, tickets: Sequence[types.Ticket]) -> None:
     """Sends requests off."""
-    self._waiting |= {ticket.request_id: ticket for ticket in tickets}
-    self._owed.update(map(_group, tickets))
-    self._unsent.extend(tickets)
-    try:
-      self._send()
-    except errors.SamplerLost as error:
-      self._recover(error)
+    for ticket in tickets:
+      self._waiting[ticket.request_id] = ticket
+      group = group_of(ticket)
+      self._owed[group] += 1
+      if group not in self.open:
+        self._tasks[group] = ticket.task_id
+        self.busy[ticket.task_id] += 1
+      # A group may have finished but for members that come only now.
+      version = self.finished.pop(group, ticket.policy_version)
+      self.open[group] = min(
+        version, ticket.policy_version, self.open.get(group, version)
+      )
+    self.dispatched += len(tickets)
+    self._sampler.submit([self._request(ticket) for ticket in tickets])
 
-  def collect(self, groups: int) -> list[Finished]:
-    """Returns the members of the first `groups` groups to finish.
-
-    A group has finished when none of its requests is in flight. It lacks the
-    members whose requests used up their attempts; one without any member does
-    not count. Fewer groups are returned when no more are in flight.
+  def wait(self) -> None:
+    """Takes in the next reply.
 
     Raises:
-      RolloutsFailed: no reply within the timeout, or the sampler is lost and
-        could not be restored; names the waiting request ids.
+      RolloutsFailed: no reply within the timeout, no sampler, or one rollout
+        after another uses up its tries; names the waiting request ids.
     """
-    finished: list[Finished] = []
-    while self._waiting and groups > 0:
-      try:
-        trajectory = self._sampler.next(self._rollout_timeout_s)
-      except errors.SamplerLost as error:
-        self._recover(error)
-        continue
-      except errors.SamplerTimeout as error:
-        raise RolloutsFailed(self._overdue(str(error))) from error
-      members = self._accept(trajectory)
-      groups -= bool(members)
-      finished += members
-    return finished
+    try:
+      trajectory = self._sampler.next(self._rollout_timeout_s)
+    except errors.SamplerError as error:
+      raise RolloutsFailed(self._overdue(str(error))) from error
+    self._accept(trajectory)
 
   def drain(self) -> list[Finished]:
-    """Returns everything still in flight, once it has finished."""
-    return self.collect(len(self._waiting))
+    """Waits until nothing is in flight; returns all that was not taken."""
+    while self._waiting:
+      self.wait()
+    return self.take(list(self.finished))
 
-  def _accept(self, trajectory: types.Trajectory) -> list[Finished]:
-    """Takes one reply; returns its group if that was the last of it."""
-    self._losses_in_a_row = 0
+  def take(self, groups: Iterable[Group]) -> list[Finished]:
+    """Returns the members of finished groups, which are then forgotten."""
+    taken = []
+    for group in groups:
+      del self.finished[group]
+      taken += self._members.pop(group)
+    return taken
+
+  def discard(self, groups: Iterable[Group]) -> None:
+    """Forgets finished groups as too old."""
+    for item in self.take(groups):
+      self.statuses[item.trajectory.status] -= 1
+      self.statuses[types.Status.STALE] += 1
+
+  def received(self) -> list[Finished]:
+    """Returns every usable reply since the last call, in order of receipt."""
+    received, self._received = self._received, []
+    return received
+
+  def restore(
+    self, held: Iterable[Finished], tickets: Sequence[types.Ticket]
+  ) -> None:
+    """Goes on where another batcher was: with what it held, and in flight."""
+    for item in held:
+      group = group_of(item.ticket)
+      self._members.setdefault(group, []).append(item)
+      version = item.ticket.policy_version
+      self.finished[group] = min(version, self.finished.get(group, version))
+    self.submit(tickets)
+    self.dispatched -= len(tickets)
+
+  def step_of(self, group: Group) -> int:
+    """Returns the step that a finished group was dispatched for."""
+    return self._members[group][0].ticket.step
+
+  def _accept(self, trajectory: types.Trajectory) -> None:
+    """Takes one reply, once."""
     ticket = self._waiting.pop(trajectory.request_id, None)
     if ticket is None:
       self.statuses[types.Status.DUPLICATE] += 1
-      return []
-    self.submit([])  # the sampler has room for one more
+      return
     status = trajectory.status
     if (
-      status in self._keep
-      and trajectory.policy_version != ticket.policy_version
+      status in self._keep and trajectory.policy_version < ticket.policy_version
     ):
       status = types.Status.STALE
     self.statuses[status] += 1
     if status in self._keep:
       if status is not types.Status.OK:
         trajectory = dataclasses.replace(trajectory, reward=0.0)
-      members = self._partial.setdefault(_group(ticket), [])
-      members.append(Finished(ticket, trajectory))
+      item = Finished(ticket, trajectory)
+      self._members.setdefault(group_of(ticket), []).append(item)
+      self._received.append(item)
+      self._given_up_in_a_row = 0
+      self._budget.forget(ticket.request_id)
       self.on_finished()
     else:
       _LOG.warning(
@@ -163,80 +211,38 @@ class Batcher:
         status.name.lower(),
         trajectory.detail,
       )
-      self._retry(ticket)
-    return self._settle(_group(ticket))
+      self._retry(ticket, f'{status.name.lower()}, {trajectory.detail}')
+    self._settle(group_of(ticket))
 
-  def _settle(self, group: int | str) -> list[Finished]:
-    """Counts one answer; returns the group's members if it was the last."""
+  def _settle(self, group: Group) -> None:
+    """Counts one answer; the group has finished if it was the last."""
     self._owed[group] -= 1
     if self._owed[group]:
-      return []
+      return
     del self._owed[group]
-    return self._partial.pop(group, [])
+    task_id = self._tasks.pop(group)
+    self.busy[task_id] -= 1
+    if not self.busy[task_id]:
+      del self.busy[task_id]
+    version = self.open.pop(group)
+    if group in self._members:
+      self.finished[group] = version
 
-  def _retry(self, ticket: types.Ticket) -> None:
-    stem, attempt = _stem_and_attempt(ticket)
-    tried = int(attempt or 1)
-    if tried < self._attempts:
-      # A finished request id is never run again, so a retry needs its own;
-      # the frozen baseline stays.
-      self.submit(
-        [dataclasses.replace(ticket, request_id=f'{stem}/{tried + 1}')]
+  def _retry(self, ticket: types.Ticket, why: str) -> None:
+    """Asks once more with the same frozen baseline, or gives up."""
+    if self._budget.spend(ticket.request_id):
+      again = retries.next_try(ticket.request_id)
+      self.submit([dataclasses.replace(ticket, request_id=again)])
+      return
+    self._budget.forget(ticket.request_id)
+    self._given_up_in_a_row += 1
+    if self._given_up_in_a_row > self._max_given_up:
+      raise RolloutsFailed(
+        self._overdue(
+          f'{self._given_up_in_a_row} rollouts in a row failed in each of '
+          f'their {self._budget.attempts} tries, the last one as {why}'
+        )
       )
-
-  def _recover(self, loss: errors.SamplerLost) -> None:
-    """Restores the sampler and asks again for what it owes."""
-    while True:
-      self._losses_in_a_row += 1
-      if self._losses_in_a_row > _MAX_LOSSES_IN_A_ROW:
-        raise RolloutsFailed(
-          self._overdue(
-            f'the sampler was lost {self._losses_in_a_row} times without a '
-            f'reply in between, the last time so: {loss}'
-          )
-        ) from loss
-      _LOG.warning(
-        'sampler lost (%s); restoring it, %d requests wait, deadline %.0f s',
-        loss,
-        len(self._waiting),
-        self._recovery_timeout_s,
-      )
-      try:
-        self._restore()
-      except errors.SamplerLost as again:
-        loss = again
-      else:
-        _LOG.warning('sampler restored')
-        return
-
-  def _restore(self) -> None:
-    """Connects, publishes and submits again, or raises SamplerLost."""
-    try:
-      self._sampler.reconnect(self._recovery_timeout_s)
-    except errors.SamplerError as error:
-      raise self._not_restored(error) from error
-    try:
-      if self._published is not None:
-        self._sampler.publish(*self._published)
-      self._unsent = collections.deque(self._waiting.values())
-      self._send()
-    except errors.SamplerLost:
-      raise
-    except errors.SamplerError as error:
-      raise self._not_restored(error) from error
-
-  def _not_restored(self, error: errors.SamplerError) -> RolloutsFailed:
-    return RolloutsFailed(
-      self._overdue(f'the sampler could not be restored: {error}')
-    )
-
-  def _send(self) -> None:
-    """Sends unsent requests as far as the window allows."""
-    held = len(self._waiting) - len(self._unsent)
-    room = min(self._window - held, len(self._unsent))
-    tickets = [self._unsent.popleft() for _ in range(room)]
-    if tickets:
-      self._sampler.submit([self._request(ticket) for ticket in tickets])
 
   def _request(self, ticket: types.Ticket) -> base.Request:
     return base.Request(
@@ -257,13 +263,8 @@ class Batcher:
     )
 
 
-def _stem_and_attempt(ticket: types.Ticket) -> tuple[str, str]:
-  stem, _, attempt = ticket.request_id.partition('/')
-  return stem, attempt
-
-
-def _group(ticket: types.Ticket) -> int | str:
+def group_of(ticket: types.Ticket) -> Group:
   """Returns the key of the ticket's group; retries stay in it."""
   if ticket.group_id < 0:
-    return _stem_and_attempt(ticket)[0]
+    return retries.stem(ticket.request_id)
   return ticket.group_id

@@ -9,6 +9,7 @@ import numpy as np
 
 from spopp_jax import objectives, tracker
 from spopp_jax.envs import household
+from spopp_jax.runner import sampler_list, staleness
 from spopp_jax.sampler import options
 
 
@@ -36,6 +37,7 @@ _RANGES = {
     'evaluation.rollouts_per_task',
     'cold_start.max_turns',
     'dispatch.attempts',
+    'dispatch.per_prompt',
     'sampler.slots',
     'sampler.context_length',
     'sampler.max_turn_tokens',
@@ -47,6 +49,7 @@ _RANGES = {
     'learner.row_length',
   ),
   '[0, inf)': (
+    'dispatch.max_lag',
     'optimizer.weight_decay',
     'optimizer.warmup_steps',
   ),
@@ -70,7 +73,7 @@ _RANGES = {
 _CHOICES = {
   'environment.name': ('household',),
   'environment.size': ('small', 'medium', 'large'),
-  'dispatch.max_lag_events': (0, 1),
+  'dispatch.staleness': staleness.POLICIES,
   'dispatch.evidence_from': ('received', 'consumed'),
 }
 
@@ -161,11 +164,13 @@ def _check_flow(config: ml_collections.ConfigDict, group_size: int) -> None:
         f"dispatch.{name} ({count}) must be a multiple of the objective's "
         f'group_size ({group_size}): prompt groups are dispatched whole'
       )
-  if in_flight // group_size > num_tasks:
+  per_prompt = config.dispatch.per_prompt
+  if in_flight // group_size > num_tasks * per_prompt:
     raise ConfigError(
       f'dispatch.in_flight ({in_flight}) must be at most '
-      f'environment.num_tasks ({num_tasks}) times group_size ({group_size}): '
-      'a task has one group in flight'
+      f'environment.num_tasks ({num_tasks}) times group_size ({group_size}) '
+      f'times dispatch.per_prompt ({per_prompt}), the groups that a task has '
+      'in flight'
     )
   if batch_size // group_size < config.learner.minibatches:
     raise ConfigError(
@@ -173,16 +178,59 @@ def _check_flow(config: ml_collections.ConfigDict, group_size: int) -> None:
       f'learner.minibatches ({config.learner.minibatches}) times group_size '
       f'({group_size})'
     )
-  if config.sampler.address:
+  _check_staleness(config, group_size)
+  for address in config.sampler.addresses:
     try:
-      options.check_address(config.sampler.address)
+      if address != sampler_list.LOCAL:
+        options.check_address(address)
     except ValueError as error:
-      raise ConfigError(f'sampler.address: {error}') from error
+      raise ConfigError(
+        f"sampler.addresses: {error}, or 'local' to start a service"
+      ) from error
   name = config.run.name
   if not name or name in ('.', '..') or '/' in name or '\\' in name:
     raise ConfigError(
       f'run.name ({name!r}) must be the name of one directory; run.directory '
       'says where it lies'
+    )
+
+
+def _check_staleness(
+  config: ml_collections.ConfigDict, group_size: int
+) -> None:
+  settings = config.dispatch
+  policy, max_lag = settings.staleness, settings.max_lag
+  crosses = policy in ('bounded', 'interruptible')
+  lags = {'drain': '0 or 1', 'scheduled': 'at least 1'}
+  if (policy == 'drain' and max_lag > 1) or (
+    policy == 'scheduled' and max_lag < 1
+  ):
+    raise ConfigError(
+      f'dispatch.max_lag ({max_lag}) must be {lags[policy]} with '
+      f'dispatch.staleness {policy}'
+    )
+  if settings.discard_overdue and not crosses:
+    raise ConfigError(
+      f'dispatch.discard_overdue has no meaning with dispatch.staleness '
+      f'{policy}: nothing becomes overdue; bounded and interruptible read it'
+    )
+  if settings.discard_overdue and settings.in_order:
+    raise ConfigError(
+      'dispatch.discard_overdue and dispatch.in_order exclude each other: what '
+      'is overdue depends on timing'
+    )
+  if settings.in_order and crosses and settings.evidence_from != 'consumed':
+    raise ConfigError(
+      f'dispatch.in_order with dispatch.staleness {policy} needs '
+      "dispatch.evidence_from='consumed': when an outcome is received depends "
+      'on timing'
+    )
+  # A scheduled step draws its prompts whatever waits for other steps.
+  groups = settings.batch_size // group_size
+  if policy == 'scheduled' and groups > config.environment.num_tasks:
+    raise ConfigError(
+      f'dispatch.batch_size ({settings.batch_size}) holds more groups than '
+      f'there are tasks ({config.environment.num_tasks})'
     )
 
 

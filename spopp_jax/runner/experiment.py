@@ -24,11 +24,13 @@ from spopp_jax.runner import (
   metrics,
   run_directory,
   sampling,
+  staleness,
   training,
 )
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import errors as sampler_errors
+from spopp_jax.sampler import retries
 from spopp_jax.tracker import offline_evidence
 
 # What a user can mend; the texts say how. Anything else is a bug.
@@ -75,8 +77,7 @@ def run(
   Args:
     config: validated (`config.load_config`).
     sampler: serves the rollouts and is closed at the end; by default what the
-      configuration names: the service at `sampler.address`, or an own process
-      on this machine.
+      configuration names: the services of `sampler.addresses`.
 
   Returns:
     The result; its directory holds the policy, metrics and checkpoints.
@@ -88,10 +89,11 @@ def run(
   tasks = envs.load_tasks(config.environment)
   directory, policy = _prepare(config, tasks)
   with contextlib.ExitStack() as stack:
+    budget = retries.RetryBudget(config.dispatch.attempts)
     if sampler is None:
-      sampler = sampling.connect(config, policy, directory, tasks)
+      sampler = sampling.connect(config, policy, directory, tasks, budget)
     stack.callback(sampler.close)
-    batcher = sampling.make_batcher(config, sampler)
+    batcher = sampling.make_batcher(config, sampler, budget)
     before = _offline_outcomes(config, directory, policy, tasks, batcher)
     components = _assemble(config, directory, policy, batcher, before)
     stack.callback(components.metrics.close)
@@ -99,7 +101,7 @@ def run(
       if sample := before.trajectories[: config.dispatch.batch_size]:
         components.check_logprobs(sample)
         logprob_check.check(sample, components.score)
-      components.dispatch(components.step)
+      components.dispatch()
     loop.train(components)
     components.metrics.close()
     batcher.drain()
@@ -226,8 +228,10 @@ def _assemble(
       evidence,
       seed=config.seed,
       group_size=objective.group_size,
+      max_in_flight_per_prompt=config.dispatch.per_prompt,
     ),
     batcher=batcher,
+    staleness=staleness.make(config, objective.group_size),
     metrics=metrics.MetricsWriter(
       directory,
       total_steps=config.run.steps,

@@ -5,9 +5,9 @@
   evidence <- outcomes filed by policy event <---------------+-> update
                                                              +-> publish
 
-With `max_lag_events` 1 a snapshot is published before the update, so the
-sampler generates the next batch while the learner computes; with 0 it is
-published after it and every batch is on-policy.
+A staleness policy says which finished groups make a batch, whether the flight
+is drained then, and whether the snapshot is published before the update, so
+that the sampler generates while the learner computes, or after it.
 """
 
 import jax
@@ -21,8 +21,8 @@ def train(run: Training) -> Training:
   """Trains from `run.step` to the configured number of steps.
 
   Args:
-    run: the components and their state; the requests of step `run.step` are
-      in flight already.
+    run: the components and their state; requests of step `run.step` are in
+      flight already.
 
   Returns:
     The same object, advanced.
@@ -30,16 +30,15 @@ def train(run: Training) -> Training:
   config = run.config
   while run.step < config.run.steps:
     clock = step_metrics.Clock()
-    batch = run.batcher.collect(config.dispatch.batch_size // run.group_size)
+    batch = run.collect()
     clock.mark('collect_s')
-    late = run.batcher.drain()
+    late = run.drain()
     clock.mark('drain_s')
-    run.file_outcomes(batch, late)
+    run.file_outcomes(batch)
 
-    overlap = config.dispatch.max_lag_events == 1
-    if overlap:
+    if run.staleness.publishes_first:
       run.publish()
-      run.dispatch(run.step + 1)
+      run.dispatch()
       clock.mark('publish_s')
     packed = run.pack(batch)
     run.state, scalars = run.learner.update(run.state, packed)
@@ -47,9 +46,9 @@ def train(run: Training) -> Training:
     clock.mark('update_s')
     run.evidence.consume([item.trajectory for item in batch], run.score)
     run.updates_done += 1
-    if not overlap:
+    if not run.staleness.publishes_first:
       run.publish()
-      run.dispatch(run.step + 1)
+      run.dispatch()
       clock.mark('publish_s')
 
     run.metrics.write(

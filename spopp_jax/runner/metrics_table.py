@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
     'mean policy updates between the snapshot that generated the batch and '
     'the parameters that train on it',
     '1',
-    'at most dispatch.max_lag_events',
+    'at most dispatch.max_lag',
   ),
   **{
     f'status/{status.name.lower()}': Metric(

@@ -8,7 +8,7 @@ import ml_collections
 from spopp_jax import types
 from spopp_jax.envs import base as envs
 from spopp_jax.models import parameters, policy_files
-from spopp_jax.runner import batcher
+from spopp_jax.runner import batcher, sampler_list
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import (
@@ -16,6 +16,9 @@ from spopp_jax.sampler import (
   engine,
   handshake,
   local,
+  member,
+  pool,
+  retries,
   rollout,
   service,
 )
@@ -38,16 +41,18 @@ def sampling_params(config: ml_collections.ConfigDict) -> types.SamplingParams:
 
 
 def make_batcher(
-  config: ml_collections.ConfigDict, sampler: sampler_base.Sampler
+  config: ml_collections.ConfigDict,
+  sampler: sampler_base.Sampler,
+  budget: retries.RetryBudget,
 ) -> batcher.Batcher:
   """Returns the runner's end of a sampler, as the configuration says."""
   return batcher.Batcher(
     sampler,
     sampling_params(config),
-    attempts=config.dispatch.attempts,
+    budget=budget,
     keep_truncated=config.dispatch.keep_truncated,
     rollout_timeout_s=config.sampler.rollout_timeout_s,
-    recovery_timeout_s=config.sampler.recovery_timeout_s,
+    max_given_up=2 * config.dispatch.in_flight,
   )
 
 
@@ -98,18 +103,21 @@ def connect(
   policy: policy_files.Policy,
   directory: pathlib.Path,
   tasks: envs.TaskSuite,
+  budget: retries.RetryBudget,
 ) -> sampler_base.Sampler:
-  """Connects to the configured service, or starts one of this run's own.
+  """Connects to the configured services and starts those of this run's own.
 
   Args:
-    config: `sampler.address` decides.
-    policy: what the service must serve.
-    directory: the run's; holds `policy/` and gets the service's log.
-    tasks: what the service must offer.
+    config: `sampler.addresses` decides.
+    policy: what the services must serve.
+    directory: the run's; holds `policy/`, gets samplers.txt and, of a service
+      of its own, the log.
+    tasks: what the services must offer.
+    budget: tries of a rollout.
 
   Raises:
-    SamplerLost: no service in time.
-    HandshakeRefused: a service that does not fit.
+    SamplerLost: not one service in time.
+    HandshakeRefused: no service that fits.
   """
   expected = handshake.Expectation(
     tokenizer_fingerprint=policy.tokenizer.fingerprint,
@@ -119,16 +127,30 @@ def connect(
     vocab_size=policy.config.vocab_size,
   )
   timeout_s = config.sampler.connect_timeout_s
-  if config.sampler.address:
-    return client.SamplerClient(
-      config.sampler.address, expected, connect_deadline_s=timeout_s
+
+  def make_connect(name: str) -> member.Connect:
+    if name.startswith(sampler_list.LOCAL):
+      return lambda deliver: local.LocalSampler(
+        serve_command(config, directory / 'policy'),
+        expected,
+        log_path=directory / sampler_list.log_name(name),
+        ready_deadline_s=timeout_s,
+        deliver=deliver,
+      )
+    return lambda deliver: client.SamplerClient(
+      name, expected, connect_deadline_s=timeout_s, deliver=deliver
     )
-  return local.LocalSampler(
-    serve_command(config, directory / 'policy'),
-    expected,
-    log_path=directory / 'sampler.log',
-    ready_deadline_s=timeout_s,
+
+  names = sampler_list.SamplerList(directory, config.sampler.addresses)
+  samplers = pool.Pool(
+    names,
+    make_connect,
+    budget=budget,
+    request_timeout_s=config.sampler.rollout_timeout_s,
+    recovery_timeout_s=config.sampler.recovery_timeout_s,
   )
+  samplers.start(timeout_s)
+  return samplers
 
 
 def serve_command(

@@ -18,6 +18,8 @@ from spopp_jax.learner import state as learner_state
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
 from spopp_jax.runner import metrics as metrics_lib
+from spopp_jax.runner import staleness as staleness_lib
+from spopp_jax.runner import stored
 from spopp_jax.tracker import base as tracker
 
 _MAX_SKIPPED_IN_A_ROW = 3
@@ -42,13 +44,15 @@ class Training:
     evidence: prompt values.
     dispatcher: draws prompts.
     batcher: talks to the sampler.
+    staleness: how old the work may be.
     metrics: takes one record a step.
     checkpoints: the run's checkpoints.
     published: host copy of the parameters that the sampler holds.
-    policy_version: version of `published`, which is the policy event.
-    published_updates: updates_done when `published` was published.
+    policy_version: version of `published`, which is the policy event: the
+      batches that had been consumed when it was published.
     updates_done: batches consumed.
     step: batches consumed and recorded.
+    collecting: the step that the next collected batch is for.
   """
 
   config: ml_collections.ConfigDict
@@ -59,47 +63,90 @@ class Training:
   evidence: tracker.Evidence
   dispatcher: dispatch_lib.Dispatcher
   batcher: batcher_lib.Batcher
+  staleness: staleness_lib.Staleness
   metrics: metrics_lib.MetricsWriter
   checkpoints: checkpoint.CheckpointStore
   published: dict[str, np.ndarray]
   policy_version: int = 0
-  published_updates: int = 0
   updates_done: int = 0
   step: int = 0
+  collecting: int = 0
+
+  @property
+  def clock(self) -> staleness_lib.Clock:
+    """Where learner and samplers stand."""
+    return staleness_lib.Clock(self.collecting, self.policy_version)
 
   def publish(self) -> None:
     """Publishes the learner's parameters, unless they are published."""
-    if self.published_updates == self.updates_done:
+    if self.policy_version == self.updates_done:
       return
     self.published = {k: np.asarray(v) for k, v in self.state.params.items()}
-    self.policy_version += 1
-    self.published_updates = self.updates_done
-    self.batcher.publish(self.published, self.policy_version)
-
-  def dispatch(self, step: int) -> None:
-    """Fills the flight with requests whose collection is `step`."""
-    waiting = self.batcher.in_flight
-    self.batcher.submit(
-      self.dispatcher.dispatch(
-        self.config.dispatch.in_flight - len(waiting),
-        policy_version=self.policy_version,
-        step=step,
-        busy={ticket.task_id for ticket in waiting},
-      )
+    self.policy_version = self.updates_done
+    self.batcher.publish(
+      self.published,
+      self.policy_version,
+      interrupt=self.staleness.interrupts,
     )
 
-  def file_outcomes(
-    self, batch: Sequence[Finished], late: Sequence[Finished]
-  ) -> None:
-    """Hands outcomes to the evidence, each under its generating event."""
-    received = self.config.dispatch.evidence_from == 'received'
-    items = [*batch, *late] if received else batch
+  def dispatch(self) -> None:
+    """Sends off what the staleness policy admits now."""
+    self.batcher.submit(
+      self.staleness.tickets(self.clock, self.dispatcher, self.batcher)
+    )
+
+  def collect(self) -> list[Finished]:
+    """Waits for the batch of the next step.
+
+    Raises:
+      RolloutsFailed: the sampler does not deliver.
+      TrainingStopped: nothing is in flight and nothing can be dispatched.
+    """
+    while True:
+      if self.staleness.refills:
+        self.file_outcomes()
+        self.dispatch()
+      chosen = self.staleness.choose(self.clock, self.batcher)
+      if chosen is not None:
+        break
+      if not self.batcher.in_flight:
+        self.dispatch()
+      if not self.batcher.in_flight:
+        raise TrainingStopped(
+          f'the batch of step {self.collecting} lacks rollouts and none can be '
+          'dispatched; the warnings above and the log of the sampler say why'
+        )
+      self.batcher.wait()
+    self.collecting += 1
+    return self.batcher.take(chosen)
+
+  def drain(self) -> list[Finished]:
+    """Waits for the rest of the flight where the policy has it trained never.
+
+    Returns:
+      What came too late for the batch.
+    """
+    return self.batcher.drain() if self.staleness.drops_rest else []
+
+  def file_outcomes(self, batch: Sequence[Finished] = ()) -> None:
+    """Hands outcomes to the evidence, each under its policy event.
+
+    Args:
+      batch: what a step consumes; counts where evidence is of the consumed.
+    """
+    received = self.batcher.received()
+    if self.config.dispatch.evidence_from == 'received':
+      self._file(received)
+    else:
+      self._file(batch)
+
+  def _file(self, items: Sequence[Finished]) -> None:
     self.evidence.receive(
       [
         tracker.Outcome(
           request_id=item.ticket.request_id,
           task_id=item.ticket.task_id,
-          policy_event=item.trajectory.policy_version,
+          policy_event=self.staleness.event(*item),
           reward=item.trajectory.reward,
         )
         for item in items
@@ -166,22 +213,43 @@ class Training:
 
   def save(self) -> None:
     """Writes one checkpoint that a resumed run continues from exactly."""
+    self._settle()
+    held, records = stored.pack(self.batcher.held)
     self.checkpoints.save(
       self.step,
       arrays={
         'state': self.state,
         'published': self.published,
         'evidence': self.evidence.state_dict(),
+        'held': held,
       },
       extra={
         'policy_version': self.policy_version,
-        'published_updates': self.published_updates,
         'updates_done': self.updates_done,
+        'collecting': self.collecting,
         'dispatcher': self.dispatcher.state_dict(),
+        'staleness': self.staleness.state_dict(),
         'in_flight': [dataclasses.asdict(t) for t in self.batcher.in_flight],
+        'held': records,
+        'dispatched': self.batcher.dispatched,
         'statuses': {s.name: n for s, n in self.batcher.statuses.items()},
       },
     )
+
+  def _settle(self) -> None:
+    """Waits for what only an older snapshot can generate.
+
+    A resumed run has the present snapshot alone. Under `interrupts` that is
+    the one that goes on anyway.
+    """
+    if self.staleness.interrupts:
+      return
+    while any(
+      ticket.policy_version < self.policy_version
+      for ticket in self.batcher.in_flight
+    ):
+      self.batcher.wait()
+    self.file_outcomes()
 
   def adopt(self, saved: checkpoint.Checkpoint) -> None:
     """Goes on from a checkpoint: asks again for the rollouts it waits for."""
@@ -191,11 +259,16 @@ class Training:
     self.evidence.load_state_dict(saved.arrays['evidence'])
     extra = saved.extra
     self.policy_version = extra['policy_version']
-    self.published_updates = extra['published_updates']
     self.updates_done = extra['updates_done']
+    self.collecting = extra['collecting']
     self.dispatcher.load_state_dict(extra['dispatcher'])
+    self.staleness.load_state_dict(extra['staleness'])
     self.batcher.statuses.update(
       {types.Status[name]: n for name, n in extra['statuses'].items()}
     )
+    self.batcher.dispatched = extra['dispatched']
     self.batcher.publish(self.published, self.policy_version)
-    self.batcher.submit([types.Ticket(**t) for t in extra['in_flight']])
+    self.batcher.restore(
+      stored.unpack(saved.arrays['held'], extra['held']),
+      [types.Ticket(**t) for t in extra['in_flight']],
+    )

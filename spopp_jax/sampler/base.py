@@ -1,6 +1,7 @@
 """The two seams of the sampler: what drives an engine, what feeds a runner."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -26,6 +27,26 @@ class Request:
   policy_version: int
   seed: int
   sampling: types.SamplingParams
+
+
+def unanswered(
+  request: Request, status: types.Status, detail: str
+) -> types.Trajectory:
+  """Returns what stands for a request that nobody generated an answer to."""
+  return types.Trajectory(
+    request_id=request.request_id,
+    task_id=request.task_id,
+    status=status,
+    reward=math.nan,
+    policy_version=request.policy_version,
+    weights_checksum='',
+    tokens=np.zeros(0, np.int32),
+    action_mask=np.zeros(0, bool),
+    behaviour_logprobs=np.zeros(0, np.float32),
+    num_turns=0,
+    sampling=request.sampling,
+    detail=detail,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,19 +111,25 @@ class Sampler(Protocol):
     """Returns the next finished trajectory, in completion order.
 
     Raises:
-      SamplerLost: the service is gone; unanswered requests must be
-        submitted again after `reconnect`.
+      SamplerLost: no service is left, or none could be restored.
       SamplerTimeout: nothing finished within `timeout_s`.
     """
 
-  def publish(self, params: Mapping[str, np.ndarray], version: int) -> str:
-    """Transfers, verifies and activates a snapshot; returns its checksum."""
+  def publish(
+    self,
+    params: Mapping[str, np.ndarray],
+    version: int,
+    *,
+    interrupt: bool = False,
+  ) -> str:
+    """Has all later requests generated with a snapshot.
 
-  def reconnect(self, deadline_s: float) -> None:
-    """Restores the connection (and an owned process); else SamplerLost.
+    Requests of the old one are finished with it, or go on with the new one
+    where they are when `interrupt` is set.
 
-    A service that was restarted has no snapshot: publish, then submit again.
+    Returns:
+      sha256 of the snapshot's bytes, 64 hex digits.
     """
 
   def close(self) -> None:
-    """Releases the connection and any process it owns."""
+    """Releases the connections and any process it owns."""

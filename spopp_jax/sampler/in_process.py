@@ -54,13 +54,20 @@ class InProcessSampler:
     self._outstanding.discard(trajectory.request_id)
     return trajectory
 
-  def publish(self, params: Mapping[str, np.ndarray], version: int) -> str:
+  def publish(
+    self,
+    params: Mapping[str, np.ndarray],
+    version: int,
+    *,
+    interrupt: bool = False,
+  ) -> str:
     """Finishes what is open, then loads the snapshot.
 
     Args:
       params: name -> array.
       version: must exceed the active one; the active version with the same
         parameters changes nothing.
+      interrupt: load it at once, under the open episodes.
 
     Returns:
       sha256 of the snapshot's bytes, 64 hex digits.
@@ -80,7 +87,7 @@ class InProcessSampler:
         f'version {version} must exceed the active {engine.policy_version}'
       )
     deadline = time.monotonic() + self._drain_deadline_s
-    while not self._driver.is_idle:
+    while not (interrupt or self._driver.is_idle):
       if time.monotonic() > deadline:
         raise errors.PublicationError(
           f'{self._driver.num_open} episodes of version '
@@ -97,10 +104,6 @@ class InProcessSampler:
         f'the engine refused version {version}: {error}'
       ) from error
     return checksum
-
-  def reconnect(self, deadline_s: float) -> None:
-    """Does nothing: there is no connection to restore."""
-    del deadline_s
 
   def close(self) -> None:
     """Forgets every outstanding request."""

@@ -162,7 +162,7 @@ def test_one_command_makes_everything_it_promises(trained):
   assert said.startswith(f'spopp, {STEPS} steps: success over all tasks ')
   assert 'runs/first' in said
   # The service is a process of its own and has ended with the run.
-  log = (directory / 'sampler.log').read_text()
+  log = (directory / 'sampler-0.log').read_text()
   assert log.count('serving at 127.0.0.1:') == 1
   assert 'the service ends' in log
 
@@ -200,7 +200,7 @@ def test_no_sampler_at_the_address_is_one_sentence(folder, start):
     folder,
     'nobody',
     start,
-    '--config.sampler.address=127.0.0.1:1',
+    "--config.sampler.addresses=('127.0.0.1:1',)",
     '--config.sampler.connect_timeout_s=0.5',
   )
   assert (code, said) == (1, '')
@@ -305,12 +305,12 @@ def test_a_service_started_by_hand_serves_one_run_after_another(folder, start):
     '--address=127.0.0.1:0',
   ) as service:
     address = json.loads(service.stdout.readline())['sampler_ready']
-    here = f'--config.sampler.address={address}'
+    here = f"--config.sampler.addresses=('{address}',)"
     for name in ('remote', 'remote-again'):
       code, _, errors = train(folder, name, start, here)
       assert code == 0, errors
       assert summary(folder, name)['trajectories'] == 4 * BATCH
-      assert not (folder / 'runs' / name / 'sampler.log').exists()
+      assert not (folder / 'runs' / name / 'sampler-0.log').exists()
     code, _, errors = train(
       folder, 'others', start, here, '--config.environment.seed=1'
     )

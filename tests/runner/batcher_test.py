@@ -11,22 +11,21 @@ import scripted_sampler
 
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
-from spopp_jax.sampler import errors
+from spopp_jax.sampler import errors, retries
 
 Status = types.Status
 PARAMS = {'w': np.zeros(2, np.float32)}
 VERSION = 3
 
 
-def make(sampler, **changes):
-  settings = {
-    'attempts': 3,
-    'keep_truncated': True,
-    'rollout_timeout_s': 1.0,
-    'recovery_timeout_s': 1.0,
-    **changes,
-  }
-  return batcher_lib.Batcher(sampler, scripted_sampler.SAMPLING, **settings)
+def make(sampler, attempts=3, **changes):
+  settings = {'keep_truncated': True, 'rollout_timeout_s': 1.0, **changes}
+  return batcher_lib.Batcher(
+    sampler,
+    scripted_sampler.SAMPLING,
+    budget=retries.RetryBudget(attempts),
+    **settings,
+  )
 
 
 def tickets(count, version=VERSION):
@@ -43,8 +42,14 @@ def started(sampler, count=0, **changes):
   return batcher
 
 
-def stem(request_id):
-  return request_id.partition('/')[0]
+def collect(batcher, groups):
+  """Waits for so many groups, or for all; returns their members."""
+  while len(batcher.finished) < groups and batcher.in_flight:
+    batcher.wait()
+  return batcher.take(list(batcher.finished)[:groups])
+
+
+stem = retries.stem
 
 
 def ids(finished):
@@ -55,7 +60,7 @@ def test_first_finished_come_first_and_the_rest_is_drained():
   order = iter([3, 0, 1, 1, 0])  # among those still held
   sampler = scripted_sampler.Sampler(pick=lambda held: next(order))
   batcher = started(sampler, 5)
-  assert ids(batcher.collect(2)) == ['r3', 'r0']
+  assert ids(collect(batcher, 2)) == ['r3', 'r0']
   assert [t.request_id for t in batcher.in_flight] == ['r1', 'r2', 'r4']
   assert ids(batcher.drain()) == ['r2', 'r4', 'r1']
   assert batcher.in_flight == []
@@ -75,7 +80,7 @@ def test_groups_come_whole_in_the_order_in_which_they_end():
       for n in range(6)
     ]
   )
-  assert ids(batcher.collect(1)) == ['r3', 'r4', 'r5']
+  assert ids(collect(batcher, 1)) == ['r3', 'r4', 'r5']
   assert [t.request_id for t in batcher.in_flight] == ['r2']
   assert ids(batcher.drain()) == ['r0', 'r1', 'r2']
 
@@ -98,7 +103,7 @@ def test_a_group_without_its_failed_members_still_counts():
   )
   # Group 1 lost both members: it is none of the two that are collected.
   # Group 0 ends with the last attempt of r1, after the others.
-  assert ids(batcher.collect(2)) == ['r4', 'r5', 'r0']
+  assert ids(collect(batcher, 2)) == ['r4', 'r5', 'r0']
 
 
 def test_each_answer_stands_beside_its_own_ticket():
@@ -122,8 +127,8 @@ def test_request_carries_what_the_ticket_says():
 
 
 def test_repeated_and_unknown_replies_are_counted_and_dropped():
-  # Call 0 publishes, 1 submits; 2 gives an unknown id, 4 repeats call 3.
-  sampler = scripted_sampler.Sampler(surplus_at={2, 4})
+  # The first reply bears an unknown id, the third repeats the second.
+  sampler = scripted_sampler.Sampler(surplus_at={0, 2})
   batcher = started(sampler, 3)
   assert ids(batcher.drain()) == ['r0', 'r1', 'r2']
   assert batcher.statuses == {Status.OK: 3, Status.DUPLICATE: 2}
@@ -167,7 +172,7 @@ def test_a_request_that_is_given_up_does_not_block_the_batch():
     )
   )
   batcher = started(sampler, 4)
-  assert ids(batcher.collect(4)) == ['r0', 'r2', 'r3']
+  assert ids(collect(batcher, 4)) == ['r0', 'r2', 'r3']
 
 
 def test_truncated_episodes_are_failures_that_count():
@@ -210,33 +215,6 @@ def test_another_version_than_asked_is_stale(status):
   assert batcher.statuses == {Status.STALE: 1, status: 1}
 
 
-@pytest.mark.parametrize('window', [1, 3])
-def test_the_sampler_never_holds_more_than_the_window(window):
-  sampler = scripted_sampler.Sampler(
-    outcome=lambda request: (
-      Status.ENV_ERROR if request.request_id == 'r4' else Status.OK
-    )
-  )
-  batcher = started(sampler, 10, window=window)
-  finished = batcher.collect(4)
-  assert len(sampler.held) == window
-  finished += batcher.drain()
-  assert sampler.most_held == window
-  assert sorted(map(stem, ids(finished))) == sorted(f'r{n}' for n in range(10))
-
-
-def test_publishing_over_requests_in_flight_is_refused():
-  sampler = scripted_sampler.Sampler()
-  batcher = started(sampler, 2)
-  batcher.collect(1)
-  with pytest.raises(ValueError, match=r'version 4 .* 1 requests .* drain'):
-    batcher.publish(PARAMS, 4)
-  assert [version for version, _ in sampler.published] == [VERSION]
-  batcher.drain()
-  batcher.publish(PARAMS, 4)
-  assert [version for version, _ in sampler.published] == [VERSION, 4]
-
-
 def test_timeout_names_what_is_waited_for():
   class Silent(scripted_sampler.Sampler):
     def next(self, timeout_s):
@@ -246,7 +224,7 @@ def test_timeout_names_what_is_waited_for():
 
   batcher = started(Silent(), 9, rollout_timeout_s=2.5)
   with pytest.raises(batcher_lib.RolloutsFailed) as caught:
-    batcher.collect(9)
+    collect(batcher, 9)
   for words in (
     'within 2.5 s',
     '7 requests (r2, r3, r4, r5, r6 and 2 more)',
@@ -255,60 +233,10 @@ def test_timeout_names_what_is_waited_for():
     assert words in str(caught.value)
 
 
-def test_recovery_publishes_again_then_asks_for_what_is_owed():
-  sampler = scripted_sampler.Sampler(lost_at={4})
-  batcher = started(sampler, 5)
-  finished = batcher.collect(5)
-  assert sampler.calls == [
-    *('publish', 'submit', 'next', 'next', 'next'),
-    *('publish', 'submit', 'next', 'next', 'next'),
-  ]
-  assert sampler.published == [(VERSION, PARAMS)] * 2
-  assert sampler.ids == ['r0', 'r1', 'r2', 'r3', 'r4', 'r2', 'r3', 'r4']
-  assert ids(finished) == ['r0', 'r1', 'r2', 'r3', 'r4']
-
-
-@pytest.mark.parametrize('lost_at', [1, 2, 3])  # publish, submit, next
-def test_recovery_publishes_the_newest_snapshot(lost_at):
-  sampler = scripted_sampler.Sampler(lost_at={lost_at})
-  batcher = started(sampler)
-  newer = {'w': np.ones(2, np.float32)}
-  batcher.publish(newer, 4)
-  batcher.submit(tickets(1, version=4))
-  assert len(batcher.drain()) == 1
-  assert sampler.published[-1] == (4, newer)
-  assert batcher.statuses == {Status.OK: 1}
-
-
-def test_a_sampler_that_is_not_back_in_time_ends_the_run():
-  sampler = scripted_sampler.Sampler(lost_at={3}, lost_for_ever=True)
-  batcher = started(sampler, 3)
-  with pytest.raises(batcher_lib.RolloutsFailed) as caught:
-    batcher.collect(3)
-  for words in ('no service within 1.0 s', '2 requests (r1, r2)', 'resume'):
-    assert words in str(caught.value)
-
-
-def test_a_sampler_that_is_lost_again_and_again_ends_the_run():
-  # It comes back every time and dies of its first request every time.
-  sampler = scripted_sampler.Sampler(lost_at=range(2, 100))
-  batcher = started(sampler, 2)
-  with pytest.raises(batcher_lib.RolloutsFailed, match='without a reply'):
-    batcher.collect(2)
-  assert sampler.reconnected == 3
-
-
-def test_losses_with_replies_between_them_do_not_add_up():
-  sampler = scripted_sampler.Sampler(lost_at=range(3, 60, 4))
-  batcher = started(sampler, 8)
-  assert len(batcher.drain()) == 8
-  assert sampler.reconnected > 3
-
-
 def test_on_finished_is_called_once_a_usable_trajectory():
   failures = iter([Status.ENV_ERROR])
   sampler = scripted_sampler.Sampler(
-    outcome=lambda request: next(failures, Status.OK), surplus_at={3}
+    outcome=lambda request: next(failures, Status.OK), surplus_at={1}
   )
   batcher = started(sampler, 3)
   calls = []
@@ -316,50 +244,26 @@ def test_on_finished_is_called_once_a_usable_trajectory():
   assert len(batcher.drain()) == len(calls) == 3
 
 
-def test_a_loss_at_every_call_answers_every_ticket_once():
-  undisturbed = scripted_sampler.Sampler()
-  played(undisturbed, window=2, count=5, first=2, group_size=2)
-  for index in range(len(undisturbed.calls)):
-    for forgets in (True, False):
-      for effect_before_loss in (True, False):
-        sampler = scripted_sampler.Sampler(
-          lost_at={index},
-          forgets=forgets,
-          effect_before_loss=effect_before_loss,
-        )
-        assert played(sampler, window=2, count=5, first=2, group_size=2) == 10
-        assert sampler.reconnected == 1
-
-
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(
   count=st.integers(1, 8),
   first=st.integers(0, 8),
-  window=st.integers(1, 9),
   attempts=st.integers(1, 3),
   picks=st.lists(st.integers(0, 7), max_size=20),
   failures=st.lists(
     st.sampled_from([Status.OK, Status.ENV_ERROR, Status.CONTEXT_LIMIT]),
     max_size=20,
   ),
-  # Far enough apart that a reply comes between them; some hit the recovery.
-  losses=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=3),
-  forgets=st.booleans(),
-  effect_before_loss=st.booleans(),
-  surplus=st.sets(st.integers(2, 30), max_size=6),
+  surplus=st.sets(st.integers(0, 30), max_size=6),
   keep_truncated=st.booleans(),
   group_size=st.none() | st.integers(1, 4),
 )
 def test_every_ticket_is_answered_once_whatever_happens(
   count,
   first,
-  window,
   attempts,
   picks,
   failures,
-  losses,
-  forgets,
-  effect_before_loss,
   surplus,
   keep_truncated,
   group_size,
@@ -368,18 +272,10 @@ def test_every_ticket_is_answered_once_whatever_happens(
   sampler = scripted_sampler.Sampler(
     outcome=lambda request: next(ends, Status.OK),
     pick=lambda held: next(order, 0),
-    lost_at={
-      10 * n + gap + again
-      for n, (gap, twice) in enumerate(losses)
-      for again in range(1 + twice)
-    },
-    forgets=forgets,
-    effect_before_loss=effect_before_loss,
     surplus_at=surplus,
   )
   played(
     sampler,
-    window=window,
     count=count,
     first=first,
     group_size=group_size,
@@ -388,9 +284,9 @@ def test_every_ticket_is_answered_once_whatever_happens(
   )
 
 
-def played(sampler, *, window, count, first, group_size, **changes):
+def played(sampler, *, count, first, group_size, **changes):
   """Plays two waves of two versions and holds them to the promises."""
-  batcher = make(sampler, window=window, **changes)
+  batcher = make(sampler, **changes)
   concluded = 0
   for version in (VERSION, VERSION + 1):
     batcher.publish(PARAMS, version)
@@ -399,12 +295,12 @@ def played(sampler, *, window, count, first, group_size, **changes):
         n + count * version,
         value=n / count,
         version=version,
-        group_id=n // group_size if group_size else -1,
+        group_id=100 * version + n // group_size if group_size else -1,
       )
       for n in range(count)
     ]
     batcher.submit(wave)
-    early = batcher.collect(first)
+    early = collect(batcher, first)
     finished = early + batcher.drain()
     if group_size is not None:
       # Groups come whole, one after another, and no more than were asked for.
@@ -435,6 +331,7 @@ def played(sampler, *, window, count, first, group_size, **changes):
   )
   assert sum(counted[status] for status in kept) == concluded
   assert counted.pop(Status.DUPLICATE, 0) == sampler.surplus
-  assert sum(counted.values()) == len(set(sampler.ids))
-  assert sampler.most_held <= window
+  assert sum(counted.values()) == len(set(sampler.ids)) == batcher.dispatched
+  assert (batcher.open, batcher.finished) == ({}, {})
+  assert not batcher.busy
   return concluded

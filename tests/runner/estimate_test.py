@@ -8,6 +8,7 @@ from spopp_jax import types
 from spopp_jax.learner import checkpoint
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import estimate
+from spopp_jax.sampler import retries
 
 TASKS = ['a', 'b', 'c']
 
@@ -33,10 +34,9 @@ def measure(sampler=None, rollouts=4, attempts=1, **changes):
   batcher = batcher_lib.Batcher(
     sampler or Rewards(pick=lambda held: -1),
     scripted_sampler.SAMPLING,
-    attempts=attempts,
+    budget=retries.RetryBudget(attempts),
     keep_truncated=True,
     rollout_timeout_s=1.0,
-    recovery_timeout_s=1.0,
   )
   batcher.publish({}, 0)
   settings = {

@@ -20,7 +20,7 @@ from spopp_jax.runner import (
   sampling,
 )
 from spopp_jax.runner import config as config_lib
-from spopp_jax.sampler import errors
+from spopp_jax.sampler import errors, retries
 
 SPO = 'objective.name=spo'
 
@@ -164,9 +164,9 @@ def test_resuming_a_run_that_is_not_there_says_what_to_do(load):
 
 def test_sampler_of_other_weights_is_noticed_before_training(load):
   class Other(tiny_world.Watched):
-    def publish(self, params, version):
+    def publish(self, params, version, **how):
       other = {name: value * 3 for name, value in params.items()}
-      return super().publish(other, version)
+      return super().publish(other, version, **how)
 
   with pytest.raises(logprob_check.LogprobMismatch):
     tiny_world.run(load(), Other)
@@ -226,10 +226,10 @@ def test_every_setting_is_read_by_something(load, tmp_path):
   plain.cold_start.policy = str(tmp_path / 'policy')
   experiment.run(config, tiny_world.sampler(config, policy))
   # 2. A service at an address.
-  plain.sampler.address = '127.0.0.1:1'
+  plain.sampler.addresses = ('127.0.0.1:1',)
   plain.sampler.connect_timeout_s = 0.1
   with pytest.raises(errors.SamplerLost):
-    sampling.connect(config, policy, tmp_path, tasks)
+    sampling.connect(config, policy, tmp_path, tasks, retries.RetryBudget(1))
   assert set(config_lib.leaf_values(plain)) - noted == set()
 
 

@@ -8,7 +8,7 @@ import tiny_world
 
 from spopp_jax import types
 from spopp_jax.learner import logprob_contract, update
-from spopp_jax.runner import metrics, training
+from spopp_jax.runner import batcher, metrics, training
 from spopp_jax.tracker import offline_evidence
 
 RETENTION = 0.875
@@ -46,7 +46,7 @@ def test_overlapping_updates_lag_by_one(finished):
 
 def test_synchronous_updates_do_not_lag(load):
   result, sampler = tiny_world.watched(
-    load('dispatch.max_lag_events=0', 'run.steps=2')
+    load('dispatch.max_lag=0', 'run.steps=2')
   )
   assert lags(result) == [0, 0]
   assert versions(sampler) == [{0}, {1}, {2}]
@@ -71,10 +71,10 @@ def test_order_of_publication_dispatch_and_update(
         events.append('submit')
       super().submit(requests)
 
-    def publish(self, params, version):
+    def publish(self, params, version, **how):
       if version:
         events.append('publish')
-      return super().publish(params, version)
+      return super().publish(params, version, **how)
 
   original = update.Learner.update
   monkeypatch.setattr(
@@ -84,7 +84,7 @@ def test_order_of_publication_dispatch_and_update(
   )
   steps = expected.count('update')
   tiny_world.run(
-    load(f'run.steps={steps}', f'dispatch.max_lag_events={max_lag}'), Noted
+    load(f'run.steps={steps}', f'dispatch.max_lag={max_lag}'), Noted
   )
   # With overlap the evaluation needs one more publication.
   expected = expected.replace(',', '').split() + ['publish'] * max_lag
@@ -205,7 +205,7 @@ def test_a_step_without_a_usable_rollout_stops_the_run(load):
       return dataclasses.replace(t, status=types.Status.ENV_ERROR, reward=0.0)
     return t
 
-  with pytest.raises(training.TrainingStopped, match='no rollout of step 0'):
+  with pytest.raises(batcher.RolloutsFailed, match='in a row failed in each'):
     tiny_world.run(load(), lambda inner: tiny_world.Watched(inner, fail))
 
 

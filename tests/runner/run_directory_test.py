@@ -90,7 +90,7 @@ def test_another_method_or_other_tasks_are_refused(tmp_path, override, words):
   [
     'optimizer.learning_rate=1e-5',
     'run.progress=False',
-    'sampler.address=127.0.0.1:1',
+    "sampler.addresses=('127.0.0.1:1',)",
   ],
 )
 def test_what_the_saved_state_does_not_depend_on_may_change(tmp_path, override):

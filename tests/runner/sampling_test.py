@@ -8,7 +8,7 @@ from spopp_jax import envs
 from spopp_jax.models import policy_files
 from spopp_jax.runner import config as config_lib
 from spopp_jax.runner import sampling
-from spopp_jax.sampler import errors
+from spopp_jax.sampler import errors, retries
 
 
 def served(config):
@@ -32,7 +32,7 @@ def changed(config):
         int: lambda v: v + 1,
         float: lambda v: v + 0.5,
         str: lambda v: v + 'unix:a path with spaces',
-        tuple: lambda v: (*v, 'heat'),
+        tuple: lambda v: (*v, 'heat' if v == ('put',) else 'unix:heat'),
       }[type(value)](value)
       config[block][key] = new
   config.environment.size = 'medium'
@@ -72,10 +72,12 @@ def test_decoding_follows_the_settings(tmp_path):
 
 
 def test_no_service_at_the_address_is_an_error_in_time(load, tmp_path):
-  config = load('sampler.address=127.0.0.1:1', 'sampler.connect_timeout_s=0.3')
+  config = load(
+    "sampler.addresses=('127.0.0.1:1',)", 'sampler.connect_timeout_s=0.3'
+  )
   policy = policy_files.load(config.cold_start.policy)
   tasks = envs.load_tasks(config.environment)
   with pytest.raises(errors.SamplerLost) as caught:
-    sampling.connect(config, policy, tmp_path, tasks)
+    sampling.connect(config, policy, tmp_path, tasks, retries.RetryBudget(1))
   for words in ('127.0.0.1:1', '0.3 s', 'start a sampler there'):
     assert words in str(caught.value)

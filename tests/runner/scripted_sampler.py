@@ -54,18 +54,12 @@ def trajectory(
 
 
 class Sampler:
-  """Implements `sampler.base.Sampler`; keeps what it holds as a service does.
-
-  Calls of submit, next and publish are counted together. A loss is either a
-  dead service, which forgets requests and snapshot, or a dead connection,
-  after which the service still has both and finishes what it holds.
+  """Implements `sampler.base.Sampler`.
 
   Attributes:
     held: requests that it has not answered.
-    most_held: the most of them at any time.
     ids: every request id in the order first taken.
     published: (version, params) in order.
-    reconnected: how often the connection was restored.
     surplus: replies it gave that nobody waits for.
   """
 
@@ -74,83 +68,36 @@ class Sampler:
     *,
     outcome=lambda request: types.Status.OK,
     pick=lambda held: 0,
-    lost_at=(),
-    forgets=True,
-    effect_before_loss=False,
     surplus_at=(),
-    lost_for_ever=False,
   ):
+    """Prepares answers.
+
+    Args:
+      outcome: status of a request's answer.
+      pick: which of so many held requests is answered next.
+      surplus_at: calls of `next`, from 0, that repeat the last answer.
+    """
     self.held = []
-    self.most_held = 0
     self.ids = []
     self.published = []
-    self.reconnected = 0
     self.surplus = 0
-    self.calls = []
     self.is_open = True
     self._outcome = outcome
     self._pick = pick
-    self._lost_at = set(lost_at)
-    self._forgets = forgets
-    self._effect_before_loss = effect_before_loss
     self._surplus_at = set(surplus_at)
-    self._lost_for_ever = lost_for_ever
-    self._is_lost = False
+    self._num_next = 0
     self._active = None
     self._last = None
 
   def submit(self, requests):
-    self._call('submit', lambda: self._take(requests))
+    for request in requests:
+      self.held.append(request)
+      self.ids.append(request.request_id)
 
   def next(self, timeout_s):
-    replies = []
-    self._call('next', lambda: replies.append(self._reply()))
-    return replies[0]
-
-  def publish(self, params, version):
-    self._call('publish', lambda: self._activate(params, version))
-    return ''
-
-  def reconnect(self, deadline_s):
-    if self._lost_for_ever:
-      raise errors.SamplerLost(f'no service within {deadline_s} s')
-    self._is_lost = False
-    self.reconnected += 1
-
-  def close(self):
-    self.is_open = False
-
-  def _call(self, name, effect):
-    if self._is_lost:
-      raise errors.SamplerLost('not connected')
-    index = len(self.calls)
-    self.calls.append(name)
-    if index not in self._lost_at:
-      effect()
-      return
-    # What a lost call returned never arrived; what it did may have happened.
-    if self._effect_before_loss and name != 'next':
-      effect()
-    if self._forgets:
-      self.held, self._active = [], None
-    self._is_lost = True
-    raise errors.SamplerLost(f'lost at call {index}')
-
-  def _take(self, requests):
-    known = {request.request_id for request in self.held}
-    for request in requests:
-      if request.request_id not in known:
-        self.held.append(request)
-        self.ids.append(request.request_id)
-    self.most_held = max(self.most_held, len(self.held))
-
-  def _activate(self, params, version):
-    assert not self.held or not self._forgets
-    self.published.append((version, params))
-    self._active = version
-
-  def _reply(self):
-    if len(self.calls) - 1 in self._surplus_at:
+    del timeout_s
+    self._num_next += 1
+    if self._num_next - 1 in self._surplus_at:
       self.surplus += 1
       return self._last or trajectory(UNKNOWN_ID)
     if not self.held:
@@ -167,3 +114,12 @@ class Sampler:
       version=request.policy_version,
     )
     return self._last
+
+  def publish(self, params, version, *, interrupt=False):
+    del interrupt
+    self.published.append((version, params))
+    self._active = version
+    return ''
+
+  def close(self):
+    self.is_open = False

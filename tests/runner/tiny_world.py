@@ -131,12 +131,9 @@ class Watched:
     self.returned.append(self._change(self._inner.next(timeout_s)))
     return self.returned[-1]
 
-  def publish(self, params, version):
+  def publish(self, params, version, *, interrupt=False):
     self.versions.append(version)
-    return self._inner.publish(params, version)
-
-  def reconnect(self, deadline_s):
-    self._inner.reconnect(deadline_s)
+    return self._inner.publish(params, version, interrupt=interrupt)
 
   def close(self):
     self._inner.close()

@@ -1,0 +1,361 @@
+"""How old the work may be that a step trains on: one policy, one clock.
+
+The clock is the policy version: parameters published after so many updates. A
+step that consumes a rollout of version v when the learner stands at update u
+has lag u - v, in which all waiting counts. Each policy says what is dispatched
+under the present version, which finished groups the next step takes, and what
+happens to the rest when a version is published.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import ml_collections
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.runner import batcher as batcher_lib
+from spopp_jax.runner import dispatch as dispatch_lib
+
+POLICIES = ('drain', 'bounded', 'interruptible', 'scheduled')
+
+
+class Clock(NamedTuple):
+  """Where the learner and the samplers stand.
+
+  Attributes:
+    step: updates done when the next batch is consumed.
+    version: the published version.
+  """
+
+  step: int
+  version: int
+
+
+class Staleness(Protocol):
+  """One policy.
+
+  Attributes:
+    publishes_first: a version is published before the update of the step, so
+      that the samplers generate meanwhile.
+    interrupts: open episodes go on under a version published meanwhile.
+    refills: requests are dispatched whenever there is room, not once a step.
+    drops_rest: once a step has its batch, the rest of the flight is drained
+      and trains nothing.
+  """
+
+  publishes_first: bool
+  interrupts: bool
+  refills: bool
+  drops_rest: bool
+
+  def tickets(
+    self,
+    clock: Clock,
+    dispatcher: dispatch_lib.Dispatcher,
+    batcher: batcher_lib.Batcher,
+  ) -> list[types.Ticket]:
+    """Returns what is to be dispatched now: admission control."""
+
+  def choose(
+    self, clock: Clock, batcher: batcher_lib.Batcher
+  ) -> list[batcher_lib.Group] | None:
+    """Returns the groups of the step's batch; None while it is not ready."""
+
+  def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
+    """Returns the policy event that an outcome is filed under."""
+
+  def state_dict(self) -> dict[str, Any]:
+    """Returns a JSON-able state."""
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    """Restores what `state_dict` returned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+  """Sizes that every policy needs.
+
+  Attributes:
+    batch: groups a step.
+    in_flight: requests in flight at once.
+    group_size: requests a group.
+    num_tasks: prompts.
+    per_prompt: groups of one prompt in flight at most.
+    in_order: batches are the oldest dispatched groups, not the first finished.
+  """
+
+  batch: int
+  in_flight: int
+  group_size: int
+  num_tasks: int
+  per_prompt: int
+  in_order: bool
+
+  def first(
+    self, batcher: batcher_lib.Batcher
+  ) -> list[batcher_lib.Group] | None:
+    """Returns the groups of a batch, or None while they are not there."""
+    if not self.in_order:
+      ready = list(batcher.finished)[: self.batch]
+      return ready if len(ready) == self.batch else None
+    oldest = sorted([*batcher.finished, *batcher.open])[: self.batch]
+    if len(oldest) < self.batch or not batcher.finished.keys() >= {*oldest}:
+      return None
+    return oldest
+
+  def dispatch(
+    self,
+    requests: int,
+    clock: Clock,
+    dispatcher: dispatch_lib.Dispatcher,
+    batcher: batcher_lib.Batcher,
+  ) -> list[types.Ticket]:
+    """Dispatches so many requests, as far as prompts are free."""
+    busy = batcher.busy
+    free = self.num_tasks * self.per_prompt - sum(busy.values())
+    groups = min(requests // self.group_size, free)
+    if groups <= 0:
+      return []
+    return dispatcher.dispatch(
+      groups * self.group_size,
+      policy_version=clock.version,
+      step=clock.step,
+      busy=busy,
+    )
+
+
+class _Stateless:
+  """A policy that follows from the clock and the flight alone."""
+
+  def state_dict(self) -> dict[str, Any]:
+    return {}
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    del state
+
+
+class Drain(_Stateless):
+  """Each version generates for one step; then its flight is drained (SPO++).
+
+  With max_lag 1 a version generates while the learner computes the next one.
+  """
+
+  interrupts = refills = False
+  drops_rest = True
+
+  def __init__(self, flow: Flow, *, max_lag: int):
+    self.publishes_first = max_lag > 0
+    self._flow = flow
+
+  def tickets(
+    self,
+    clock: Clock,
+    dispatcher: dispatch_lib.Dispatcher,
+    batcher: batcher_lib.Batcher,
+  ) -> list[types.Ticket]:
+    """Fills the flight once; later replaces what failed beyond its tries."""
+    if batcher.in_flight:
+      return []
+    missing = self._flow.batch - len(batcher.finished)
+    wanted = missing * self._flow.group_size
+    if not batcher.finished:
+      wanted = self._flow.in_flight
+    return self._flow.dispatch(wanted, clock, dispatcher, batcher)
+
+  def choose(
+    self, clock: Clock, batcher: batcher_lib.Batcher
+  ) -> list[batcher_lib.Group] | None:
+    """Takes the first groups to finish."""
+    del clock
+    return self._flow.first(batcher)
+
+  def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
+    """Returns the version that generated the trajectory."""
+    del ticket
+    return trajectory.policy_version
+
+
+class Bounded(_Stateless):
+  """Work crosses publications; no step trains on more than max_lag versions.
+
+  A request dispatched under version v, as the n-th that waits to be consumed
+  by step u or later, is consumed at the latest by step u + n // batch. It is
+  dispatched if that step is v + max_lag or an earlier one, so the bound holds
+  by admission. First finished may leave old work behind; a step therefore
+  waits for the groups that the next step could no longer take, or, with
+  `discards`, drops them when they come.
+  """
+
+  publishes_first = interrupts = drops_rest = False
+
+  def __init__(self, flow: Flow, *, max_lag: int, discards: bool):
+    self._flow = flow
+    self._max_lag = max_lag
+    self._discards = discards
+    # In order, what is dispatched must not depend on when answers come.
+    self.refills = not flow.in_order
+
+  def tickets(
+    self,
+    clock: Clock,
+    dispatcher: dispatch_lib.Dispatcher,
+    batcher: batcher_lib.Batcher,
+  ) -> list[types.Ticket]:
+    """Fills the flight as far as the bound admits."""
+    size, flying = self._flow.group_size, len(batcher.in_flight)
+    steps = self._max_lag + 1 - (clock.step - clock.version)
+    held = (len(batcher.open) + len(batcher.finished)) * size
+    room = min(
+      self._flow.in_flight - flying, steps * self._flow.batch * size - held
+    )
+    return self._flow.dispatch(room, clock, dispatcher, batcher)
+
+  def choose(
+    self, clock: Clock, batcher: batcher_lib.Batcher
+  ) -> list[batcher_lib.Group] | None:
+    """Takes the oldest versions first, among them the first finished."""
+    last = clock.step - self._max_lag  # the oldest version allowed
+    if self._discards:
+      batcher.discard(
+        [group for group, version in batcher.finished.items() if version < last]
+      )
+    elif any(version <= last for version in batcher.open.values()):
+      return None
+    if self._flow.in_order:
+      return self._flow.first(batcher)
+    if len(batcher.finished) < self._flow.batch:
+      return None
+    by_version = sorted(batcher.finished, key=batcher.finished.__getitem__)
+    return by_version[: self._flow.batch]
+
+  def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
+    """Returns the version that generated the trajectory."""
+    del ticket
+    return trajectory.policy_version
+
+
+class Interruptible(Bounded):
+  """As bounded, but open episodes go on under every new version.
+
+  Each token knows its version; age and event are those at dispatch.
+  """
+
+  interrupts = True
+
+  def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
+    """Returns the version at dispatch."""
+    del trajectory
+    return ticket.policy_version
+
+
+class Scheduled:
+  """Every rollout has a lag drawn from 1 to max_lag (TETPO's protocol).
+
+  A step's prompts are drawn max_lag versions ahead. Each of its rollouts is
+  dispatched while the snapshot it needs is the present one, so that none is
+  kept, and waits. The first steps find no version old enough and take the
+  first.
+  """
+
+  publishes_first = True
+  interrupts = refills = drops_rest = False
+
+  def __init__(self, flow: Flow, *, max_lag: int, seed: int):
+    self._flow = flow
+    self._max_lag = max_lag
+    self._seed = seed
+    self._planned: list[types.Ticket] = []
+    self._next_step = 0
+
+  def tickets(
+    self,
+    clock: Clock,
+    dispatcher: dispatch_lib.Dispatcher,
+    batcher: batcher_lib.Batcher,
+  ) -> list[types.Ticket]:
+    """Returns what needs the present version, for all steps to come."""
+    del batcher
+    while self._next_step <= clock.version + self._max_lag:
+      self._plan(self._next_step, clock, dispatcher)
+      self._next_step += 1
+    now = [t for t in self._planned if t.policy_version == clock.version]
+    self._planned = [
+      t for t in self._planned if t.policy_version != clock.version
+    ]
+    return dispatcher.freeze(now)
+
+  def _plan(
+    self, step: int, clock: Clock, dispatcher: dispatch_lib.Dispatcher
+  ) -> None:
+    tickets = dispatcher.dispatch(
+      self._flow.batch * self._flow.group_size,
+      policy_version=clock.version,
+      step=step,
+    )
+    rng = np.random.default_rng((self._seed, step))
+    lags = rng.integers(1, self._max_lag, len(tickets), endpoint=True)
+    self._planned += [
+      dataclasses.replace(ticket, policy_version=max(0, step - int(lag)))
+      for ticket, lag in zip(tickets, lags, strict=True)
+    ]
+
+  def choose(
+    self, clock: Clock, batcher: batcher_lib.Batcher
+  ) -> list[batcher_lib.Group] | None:
+    """Takes the step's own groups, once nothing is in flight."""
+    if batcher.in_flight:
+      return None
+    return [
+      group
+      for group in batcher.finished
+      if batcher.step_of(group) == clock.step
+    ]
+
+  def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
+    """Returns the version that generated the trajectory."""
+    del ticket
+    return trajectory.policy_version
+
+  def state_dict(self) -> dict[str, Any]:
+    """Returns the plan."""
+    return {
+      'planned': [dataclasses.asdict(ticket) for ticket in self._planned],
+      'next_step': self._next_step,
+    }
+
+  def load_state_dict(self, state: dict[str, Any]) -> None:
+    """Restores the plan."""
+    self._planned = [types.Ticket(**ticket) for ticket in state['planned']]
+    self._next_step = state['next_step']
+
+
+def make(config: ml_collections.ConfigDict, group_size: int) -> Staleness:
+  """Returns the policy that a configuration names.
+
+  Args:
+    config: validated; reads seed, environment and the block dispatch.
+    group_size: requests a prompt and dispatch.
+  """
+  settings = config.dispatch
+  flow = Flow(
+    batch=settings.batch_size // group_size,
+    in_flight=settings.in_flight,
+    group_size=group_size,
+    num_tasks=config.environment.num_tasks,
+    per_prompt=settings.per_prompt,
+    in_order=settings.in_order,
+  )
+  max_lag, discards = settings.max_lag, settings.discard_overdue
+  match settings.staleness:
+    case 'drain':
+      return Drain(flow, max_lag=max_lag)
+    case 'bounded':
+      return Bounded(flow, max_lag=max_lag, discards=discards)
+    case 'interruptible':
+      return Interruptible(flow, max_lag=max_lag, discards=discards)
+    case 'scheduled':
+      return Scheduled(flow, max_lag=max_lag, seed=config.seed)
+  raise ValueError(
+    f'dispatch.staleness ({settings.staleness!r}) must be one of {POLICIES}'
+  )

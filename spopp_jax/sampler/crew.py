@@ -1,0 +1,352 @@
+"""The services of a pool: who is there, who is lost, who has which snapshot.
+
+What takes long, connecting and installing, runs beside and tells of its end by
+an event, as replies and losses do. Events are handled one at a time.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from spopp_jax import types
+from spopp_jax.sampler import base, errors, member, placement, weights
+
+_LOG = logging.getLogger(__name__)
+# A sampler that dies of what it is asked would be restored for ever.
+_MAX_LOSSES_IN_A_ROW = 3
+# Before what failed is tried again.
+_PAUSE_S = 2.0
+_SHOWN = 5
+
+
+class Event(NamedTuple):
+  """Something that happened to a member.
+
+  Attributes:
+    member: whose.
+    kind: which.
+    content: what arrived, the new source, the version, or the error.
+  """
+
+  member: member.Member
+  kind: Literal['arrival', 'joined', 'installed', 'failed']
+  content: Any
+
+
+class Events(Protocol):
+  """Where events wait; `queue.SimpleQueue` is one."""
+
+  def put(self, item: Event) -> None:
+    """Adds one; called from any thread."""
+
+  def get(self, block: bool = True, timeout: float | None = None) -> Event:
+    """Returns the oldest; raises queue.Empty without one in time."""
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+  threading.Thread(target=work, name='sampler-member', daemon=True).start()
+
+
+class Crew:
+  """Keeps the members of a pool at work; for one thread at a time.
+
+  Attributes:
+    members: by address.
+    last_problem: what went wrong last.
+  """
+
+  def __init__(
+    self,
+    names: Callable[[], Iterable[str]],
+    make_connect: Callable[[str], member.Connect],
+    requests: placement.Placement,
+    deliver: Callable[[types.Trajectory], None],
+    *,
+    request_timeout_s: float,
+    recovery_timeout_s: float,
+    clock: Callable[[], float],
+    run_beside: Callable[[Callable[[], None]], None],
+    events: Events,
+  ):
+    """Begins to connect to every service; arguments as of `pool.Pool`.
+
+    Args:
+      names: returns the addresses that belong to the pool.
+      make_connect: returns what connects to an address.
+      requests: what is asked of the members.
+      deliver: takes every answer.
+      request_timeout_s: longest wait for an answer from one member.
+      recovery_timeout_s: longest time without any connected member.
+      clock: seconds, monotonic.
+      run_beside: runs what takes long.
+      events: where the ends of that, and arrivals, are put.
+    """
+    self._names = names
+    self._make_connect = make_connect
+    self._placement = requests
+    self._deliver = deliver
+    self._request_timeout_s = request_timeout_s
+    self._recovery_timeout_s = recovery_timeout_s
+    self._clock = clock
+    self._run_beside = run_beside
+    self._events = events
+    self._snapshot: weights.Snapshot | None = None
+    self._interrupt = False
+    self._alone_since_s = clock()
+    self._later: list[tuple[float, Callable[[], None]]] = []
+    # Members that were taken out and stay so, however often they are named.
+    self._refused: set[str] = set()
+    self.members: dict[str, member.Member] = {}
+    self.last_problem: errors.SamplerError | None = None
+    self._follow_names()
+
+  def publish(self, snapshot: weights.Snapshot, *, interrupt: bool) -> None:
+    """Has every member install a snapshot once it may; see `pool.Pool`."""
+    self._snapshot, self._interrupt = snapshot, interrupt
+    self._placement.require(snapshot.version)
+    for one in list(self.members.values()):
+      self._advance(one)
+
+  def handle(self, event: Event) -> None:
+    """Deals with what happened to a member."""
+    getattr(self, f'_on_{event.kind}')(event.member, event.content)
+    self.place()
+
+  def place(self) -> None:
+    """Sends what waits to whoever has room."""
+    for one in self._placement.place(self.members.values()):
+      self._lose(one)
+
+  def close(self) -> None:
+    """Closes every connection."""
+    for one in self.members.values():
+      if one.source is not None:
+        one.source.close()
+    self.members.clear()
+
+  def report(self) -> str:
+    """Says which requests wait, where and since when, and on whom."""
+    members = list(self.members.values())
+    states = [
+      f'{one.name} '
+      + (f'version {one.version}' if one.connected else 'not connected')
+      for one in members[:_SHOWN]
+    ]
+    return (
+      f'{self._placement.report(members)}; {len(members)} samplers: '
+      f'{", ".join(states) or "none"}'
+    )
+
+  def _add(self, name: str, connect: member.Connect) -> None:
+    one = self.members[name] = member.Member(name, connect)
+    self._run_beside(lambda: self._connect(one))
+
+  def _connect(self, one: member.Member) -> None:
+    deliver = lambda arrival: self._events.put(Event(one, 'arrival', arrival))
+    try:
+      source = one.connect(deliver)
+    except errors.SamplerError as error:
+      self._events.put(Event(one, 'failed', error))
+    else:
+      self._events.put(Event(one, 'joined', source))
+
+  def _reconnect(self, one: member.Member, *, new_session: bool) -> None:
+    assert one.source is not None
+    try:
+      one.source.reconnect(self._recovery_timeout_s, new_session=new_session)
+    except errors.SamplerError as error:
+      self._events.put(Event(one, 'failed', error))
+    else:
+      self._events.put(Event(one, 'joined', one.source))
+
+  def _install(self, one: member.Member, snapshot: weights.Snapshot) -> None:
+    assert one.source is not None
+    try:
+      one.source.install(snapshot)
+    except errors.SamplerError as error:
+      self._events.put(Event(one, 'failed', error))
+    else:
+      self._events.put(Event(one, 'installed', snapshot.version))
+
+  def _on_joined(self, one: member.Member, source: member.Source) -> None:
+    if one.source is None:
+      one.losses_in_a_row = 0
+    before, one.source = one.version, source
+    one.connected, one.version = True, source.service.active_policy_version
+    _LOG.info('%s has joined with version %d', one.name, one.version)
+    if one.owes and one.version == before:
+      if not self._placement.resend(one):
+        self._lose(one)
+        return
+    else:
+      # A service that was restarted knows of nothing.
+      self._take_away(one, list(one.owes), 'was restarted')
+    self._placement.offer(one)
+    self._advance(one)
+
+  def _on_installed(self, one: member.Member, version: int) -> None:
+    one.installing, one.version = False, version
+    self._placement.offer(one)
+    self._advance(one)
+
+  def _on_arrival(self, one: member.Member, arrival: Any) -> None:
+    if one.source is None:  # it arrived before the news of the connection
+      self._events.put(Event(one, 'arrival', arrival))
+      return
+    trajectory = one.source.receive(arrival)
+    if trajectory is not None:
+      one.losses_in_a_row = 0
+      self._placement.answered(one, trajectory.request_id)
+      self._deliver(trajectory)
+      self._advance(one)
+      if one.leaving and not one.owes:
+        self._drop(one, 'it owes nothing any more')
+    elif one.source.lost is not None and one.connected:
+      self._lose(one)
+
+  def _on_failed(self, one: member.Member, error: errors.SamplerError) -> None:
+    self.last_problem, one.installing = error, False
+    if one.name not in self.members:
+      return
+    fits = not isinstance(error, errors.HandshakeRefused)
+    if one.source is None and not fits:
+      self._drop(one, str(error))
+    elif one.source is None:
+      one.losses_in_a_row += 1
+      self._try_later(one, lambda: self._connect(one))
+    elif one.connected:
+      self._lose(one)
+    else:
+      new_session = any(m.connected for m in self.members.values())
+      self._try_later(
+        one, lambda: self._reconnect(one, new_session=new_session)
+      )
+
+  def _try_later(self, one: member.Member, work: Callable[[], None]) -> None:
+    """Tries again what failed at once, after a pause."""
+    _LOG.warning(
+      '%s: %s; tried again in %g s', one.name, self.last_problem, _PAUSE_S
+    )
+    self._later.append((self._clock() + _PAUSE_S, work))
+
+  def _lose(self, one: member.Member) -> None:
+    """Restores a connection beside, while others do its work."""
+    assert one.source is not None
+    reason = one.source.lost or self.last_problem
+    one.losses_in_a_row += one.connected
+    one.connected = False
+    if one.losses_in_a_row > _MAX_LOSSES_IN_A_ROW:
+      self._drop(
+        one,
+        f'it was lost {one.losses_in_a_row} times without an answer in '
+        f'between, the last time so: {reason}',
+      )
+      return
+    others = any(m.connected for m in self.members.values())
+    _LOG.warning(
+      'lost %s with %d requests, %s: %s',
+      one.name,
+      len(one.owes),
+      'others take them' if others else 'they wait for its return',
+      reason,
+    )
+    if others:
+      self._take_away(one, list(one.owes), 'was lost')
+    self._run_beside(lambda: self._reconnect(one, new_session=others))
+
+  def _drop(self, one: member.Member, reason: str) -> None:
+    """Takes a member out for good."""
+    _LOG.warning('%s leaves the pool: %s', one.name, reason)
+    del self.members[one.name]
+    if not one.leaving:
+      self._refused.add(one.name)
+    one.connected = False
+    self._take_away(one, list(one.owes), 'left')
+    if one.source is not None:
+      self._run_beside(one.source.close)
+    if not self.members:
+      raise self.last_problem or errors.SamplerLost(
+        f'no sampler is left; the last, {one.name}: {reason}'
+      )
+
+  def _take_away(
+    self, one: member.Member, request_ids: Sequence[str], what: str
+  ) -> None:
+    for request in self._placement.take_away(one, request_ids):
+      self._deliver(
+        base.unanswered(
+          request, types.Status.SAMPLER_ERROR, f'{one.name} {what}; no try left'
+        )
+      )
+
+  def _advance(self, one: member.Member) -> None:
+    """Installs the newest snapshot in a member that may change to it."""
+    snapshot = self._snapshot
+    if (
+      snapshot is None
+      or not one.connected
+      or one.installing
+      or one.version == snapshot.version
+      or (one.owes and not self._interrupt)
+    ):
+      return
+    one.installing = True
+    self._run_beside(lambda: self._install(one, snapshot))
+
+  def tick(self, now: float) -> None:
+    """Looks at what no event tells of: silence, names, loneliness.
+
+    Raises:
+      SamplerLost: no member could be restored in time.
+      SamplerTimeout: the only member is silent.
+    """
+    self._follow_names()
+    due = [work for at_s, work in self._later if at_s <= now]
+    self._later = [entry for entry in self._later if entry[0] > now]
+    for work in due:
+      self._run_beside(work)
+    if any(one.connected for one in self.members.values()):
+      self._alone_since_s = now
+    elif now - self._alone_since_s > self._recovery_timeout_s:
+      raise errors.SamplerLost(
+        f'no sampler could be restored within {self._recovery_timeout_s} s '
+        f'({self.last_problem}); {self.report()}'
+      )
+    for one in list(self.members.values()):
+      self._take_overdue(one, now)
+
+  def _take_overdue(self, one: member.Member, now: float) -> None:
+    overdue = []
+    for request_id, (_, sent_at_s) in one.owes.items():
+      if now - sent_at_s <= self._request_timeout_s:
+        break  # the oldest come first
+      overdue.append(request_id)
+    if not overdue or not one.connected:
+      return
+    if not any(
+      other.connected and other is not one for other in self.members.values()
+    ):
+      raise errors.SamplerTimeout(
+        f'{one.name} has not answered {", ".join(overdue[:_SHOWN])} within '
+        f'{self._request_timeout_s} s and there is no other sampler to ask; '
+        f'{self.report()}'
+      )
+    _LOG.warning(
+      '%s has not answered %s within %g s; others are asked',
+      one.name,
+      ', '.join(overdue[:_SHOWN]),
+      self._request_timeout_s,
+    )
+    self._take_away(one, overdue, 'is silent')
+
+  def _follow_names(self) -> None:
+    names = list(self._names())
+    for name in names:
+      if name not in self.members and name not in self._refused:
+        self._add(name, self._make_connect(name))
+    for name in sorted(self.members.keys() - names):
+      one = self.members[name]
+      one.leaving = True
+      if not one.owes:
+        self._drop(one, 'its address was taken out')

@@ -1,0 +1,81 @@
+"""One service of a pool: its connection and what it owes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from spopp_jax import types
+from spopp_jax.sampler import base, errors, weights
+
+# Requests a service holds for each that it decodes: while one answer travels
+# the next episode can begin.
+_REQUESTS_A_SLOT = 2
+
+
+class Source(Protocol):
+  """A service, as `SamplerClient` and `LocalSampler` offer it."""
+
+  @property
+  def service(self) -> Any:
+    """What it said of itself last: a `handshake.Description`."""
+
+  @property
+  def lost(self) -> errors.SamplerError | None:
+    """Why there is no connection; None while there is one."""
+
+  def submit(self, requests: Sequence[base.Request]) -> None:
+    """Sends requests."""
+
+  def receive(self, arrival: Any) -> types.Trajectory | None:
+    """Takes in what it delivered."""
+
+  def install(self, snapshot: weights.Snapshot) -> str:
+    """Transfers and activates a snapshot."""
+
+  def reconnect(self, deadline_s: float, *, new_session: bool = False) -> None:
+    """Restores the connection."""
+
+  def close(self) -> None:
+    """Ends it."""
+
+
+# Connects to one service; what that delivers goes to the function given.
+Connect = Callable[[Callable[[Any], None]], Source]
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+  """What a pool knows of one service.
+
+  Attributes:
+    name: its address.
+    connect: makes its source.
+    source: the connection; None before the first.
+    connected: it can be sent something.
+    installing: a snapshot is on its way to it.
+    leaving: it gets no more requests and goes once it owes none.
+    version: its active snapshot; -1 for none.
+    owes: the requests it was sent, oldest first, each with the time then.
+    losses_in_a_row: losses since its last answer.
+  """
+
+  name: str
+  connect: Connect
+  source: Source | None = None
+  connected: bool = False
+  installing: bool = False
+  leaving: bool = False
+  version: int = -1
+  owes: dict[str, tuple[base.Request, float]] = dataclasses.field(
+    default_factory=dict
+  )
+  losses_in_a_row: int = 0
+
+  @property
+  def room(self) -> int:
+    """Requests that it still takes."""
+    if self.source is None or not self.connected or self.leaving:
+      return 0
+    service = self.source.service
+    window = min(service.max_pending, _REQUESTS_A_SLOT * service.num_slots)
+    return window - len(self.owes)
