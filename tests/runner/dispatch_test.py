@@ -218,6 +218,13 @@ def test_the_cap_counts_groups_in_flight():
     issue(dispatcher, 13, busy=busy)
 
 
+def test_more_in_flight_than_the_cap_is_no_debt():
+  dispatcher, _ = make()
+  with pytest.raises(ValueError, match='6 prompts asked for, 5 are available'):
+    issue(dispatcher, 6, busy={'task-0': 4})
+  assert len(issue(dispatcher, 5, busy={'task-0': 4})) == 5
+
+
 def test_names_alone_stand_for_one_group_each():
   for busy in (['task-0', 'task-1'], {'task-0', 'task-1'}, ('task-0',) * 3):
     dispatcher, _ = make(cap=2)

@@ -292,7 +292,9 @@ def test_a_state_beyond_a_lower_cap_loses_its_oldest_responses():
   whole, policy = _evidence(_NAMES), _Drifting()
   _consume(whole, policy, ('t3', 4), ('t1', 4), ('t2', 4))
   resumed = _evidence(_NAMES, max_stored_tokens=8)
+  _consume(resumed, policy, ('t4', 8))  # of no account once a state is loaded
   resumed.load_state_dict(whole.state_dict())
+  assert resumed.stored_tokens == 8
   np.testing.assert_array_equal(resumed.state_dict()['response_rows'], [0, 1])
   assert resumed.forgotten_responses == 1
 
