@@ -257,6 +257,9 @@ def test_only_changed_weights_are_taken_anew():
   filed.rows = []
   (ticket,) = issue(dispatcher, 1)
   assert filed.rows == [4, TASKS.index(ticket.task_id)]
+  filed.rows = []
+  (ticket,) = issue(dispatcher, 1)
+  assert filed.rows == [TASKS.index(ticket.task_id)]
 
 
 def test_weights_follow_the_evidence_as_if_taken_anew():
