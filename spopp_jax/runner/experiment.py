@@ -19,6 +19,7 @@ from spopp_jax.runner import (
   config_rules,
   dispatch,
   estimate,
+  flow,
   logprob_check,
   loop,
   metrics,
@@ -43,6 +44,7 @@ EXPECTED_ERRORS = (
   sampler_errors.SamplerError,
   batcher_lib.RolloutsFailed,
   logprob_check.LogprobMismatch,
+  flow.NothingToCollect,
   training.TrainingStopped,
 )
 
@@ -101,7 +103,7 @@ def run(
       if sample := before.trajectories[: config.dispatch.batch_size]:
         components.check_logprobs(sample)
         logprob_check.check(sample, components.score)
-      components.dispatch()
+      components.flow.dispatch()
     loop.train(components)
     components.metrics.close()
     batcher.drain()
@@ -222,16 +224,19 @@ def _assemble(
     directory=directory,
     learner=learner,
     state=state,
-    evidence=evidence,
-    dispatcher=dispatch.Dispatcher(
-      before.task_ids,
+    flow=flow.Flow(
+      dispatch.Dispatcher(
+        before.task_ids,
+        evidence,
+        seed=config.seed,
+        group_size=objective.group_size,
+        max_in_flight_per_prompt=config.dispatch.per_prompt,
+      ),
+      batcher,
+      staleness.make(config, objective.group_size),
       evidence,
-      seed=config.seed,
-      group_size=objective.group_size,
-      max_in_flight_per_prompt=config.dispatch.per_prompt,
+      config.dispatch.evidence_from,
     ),
-    batcher=batcher,
-    staleness=staleness.make(config, objective.group_size),
     metrics=metrics.MetricsWriter(
       directory,
       total_steps=config.run.steps,

@@ -30,25 +30,25 @@ def train(run: Training) -> Training:
   config = run.config
   while run.step < config.run.steps:
     clock = step_metrics.Clock()
-    batch = run.collect()
+    batch = run.flow.collect()
     clock.mark('collect_s')
-    late = run.drain()
+    late = run.flow.drain()
     clock.mark('drain_s')
-    run.file_outcomes(batch)
+    run.flow.file_outcomes(batch)
 
-    if run.staleness.publishes_first:
+    if run.flow.staleness.publishes_first:
       run.publish()
-      run.dispatch()
+      run.flow.dispatch()
       clock.mark('publish_s')
     packed = run.pack(batch)
     run.state, scalars = run.learner.update(run.state, packed)
     scalars = jax.tree.map(np.asarray, scalars)
     clock.mark('update_s')
-    run.evidence.consume([item.trajectory for item in batch], run.score)
+    run.flow.evidence.consume([item.trajectory for item in batch], run.score)
     run.updates_done += 1
-    if not run.staleness.publishes_first:
+    if not run.flow.staleness.publishes_first:
       run.publish()
-      run.dispatch()
+      run.flow.dispatch()
       clock.mark('publish_s')
 
     run.metrics.write(

@@ -78,6 +78,21 @@ METRICS: dict[str, Metric] = {
     '1',
     'at most dispatch.max_lag',
   ),
+  'lag_events_max': Metric(
+    'the most policy updates that a rollout of the batch was old',
+    '1',
+    'at most dispatch.max_lag',
+  ),
+  'length_bias': Metric(
+    'mean action tokens of all rollouts trained so far over the mean of all '
+    'received, less 1; below 0 where long ones are trained less',
+    '1',
+    '-0.1 to 0.1',
+  ),
+  'in_flight': Metric('requests in flight after the step', '1', 'steady'),
+  'held': Metric(
+    'rollouts that have finished and wait for a later step', '1', 'bounded'
+  ),
   **{
     f'status/{status.name.lower()}': Metric(
       f'requests so far that ended as {status.name}',

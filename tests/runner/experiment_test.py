@@ -85,7 +85,7 @@ def test_a_resumed_spo_run_equals_an_undisturbed_one(load):
 def test_requests_in_flight_are_saved_for_the_step_that_collects_them(finished):
   for step in (2, 4):
     saved = tiny_world.checkpoint(finished.config, step)
-    tickets = saved.extra['in_flight']
+    tickets = saved.extra['flow']['in_flight']
     assert len({ticket['request_id'] for ticket in tickets}) == 8
     assert {ticket['step'] for ticket in tickets} == {step}
     assert {ticket['policy_version'] for ticket in tickets} == {step - 1}

@@ -22,7 +22,7 @@ def trained(trajectories):
 
 def counts(result):
   version = result.training.policy_version
-  return result.training.evidence.counts(result.before.task_ids, version)
+  return result.training.flow.evidence.counts(result.before.task_ids, version)
 
 
 def lags(result):

@@ -7,7 +7,13 @@ import tiny_world
 
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
-from spopp_jax.runner import metrics, metrics_table, step_metrics
+from spopp_jax.runner import (
+  flow,
+  metrics,
+  metrics_table,
+  staleness,
+  step_metrics,
+)
 
 
 def finished(number, *, reward, value, version, actions, num_turns):
@@ -32,13 +38,24 @@ BATCH = [
 LATE = [finished(2, reward=0.0, value=0.1, version=4, actions=2, num_turns=3)]
 
 
-def of(batch=BATCH, late=LATE, scalars=None):
-  run = python_types.SimpleNamespace(
-    updates_done=6,  # counts the update of this batch
-    batcher=python_types.SimpleNamespace(
-      statuses={status: 10 * status for status in types.Status}
+def make_run(updates_done, statuses):
+  return python_types.SimpleNamespace(
+    updates_done=updates_done,
+    flow=python_types.SimpleNamespace(
+      staleness=staleness.Drain(None, max_lag=1),
+      tally=flow.Tally(
+        received=4, received_tokens=60, trained=2, trained_tokens=24
+      ),
+      batcher=python_types.SimpleNamespace(
+        statuses=statuses, in_flight=['r7'], held=[1, 2, 3]
+      ),
     ),
   )
+
+
+def of(batch=BATCH, late=LATE, scalars=None):
+  # updates_done counts the update of this batch.
+  run = make_run(6, {status: 10 * status for status in types.Status})
   seconds = {'collect_s': 1.0, 'step_s': 4.0}
   return step_metrics.of(run, batch, late, scalars or {}, seconds)
 
@@ -58,6 +75,9 @@ def test_record_by_hand():
   assert record['tokens_per_s'] == 17 / 4
   assert record['loss'] == 0.5
   assert record['collect_s'] == 1.0
+  assert record['lag_events_max'] == 2
+  assert (record['in_flight'], record['held']) == (1, 3)
+  assert record['length_bias'] == pytest.approx(12 / 15 - 1)
   assert record['status/ok'] == 10
   assert record['status/cancelled'] == 120
 
@@ -123,12 +143,7 @@ def test_clock_splits_the_time(monkeypatch):
 
 @pytest.mark.parametrize('updates, version, lag', [(1, 0, 0), (3, 1, 1)])
 def test_lag_counts_updates_before_this_one(updates, version, lag):
-  run = python_types.SimpleNamespace(
-    updates_done=updates,
-    batcher=python_types.SimpleNamespace(
-      statuses=dict.fromkeys(types.Status, 0)
-    ),
-  )
+  run = make_run(updates, dict.fromkeys(types.Status, 0))
   item = finished(
     0, reward=1.0, value=0.5, version=version, actions=1, num_turns=1
   )
