@@ -25,7 +25,7 @@ from spopp_jax.runner import (
   experiment,
   sampling,
 )
-from spopp_jax.sampler import in_process
+from spopp_jax.sampler import in_process, retries
 
 
 def main(argv: list[str]) -> None:
@@ -66,7 +66,9 @@ def measure(settings, policy, tasks) -> float:
   sampler = in_process.InProcessSampler(
     sampling.make_driver(settings, policy, tasks)
   )
-  batcher = sampling.make_batcher(settings, sampler)
+  batcher = sampling.make_batcher(
+    settings, sampler, retries.RetryBudget(settings.dispatch.attempts)
+  )
   batcher.publish(policy.params, 0)
   return estimate.measure(
     batcher,

@@ -6,6 +6,8 @@
   python experiments/train.py --config=configs/quickstart.py \
       --config.run.resume=True
 
+On SIGTERM it saves a checkpoint, says how to continue and ends with code 0.
+
 `--help` lists every setting. A run writes config.json, policy/ (the start),
 trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
 sampler-0.log, reward_curve.png, transcripts/ and summary.json.
@@ -14,6 +16,7 @@ sampler-0.log, reward_curve.png, transcripts/ and summary.json.
 import json
 import logging
 import pathlib
+import signal
 import sys
 
 import numpy as np
@@ -25,6 +28,7 @@ from spopp_jax.runner import (
   config,
   experiment,
   metrics,
+  preemption,
   transcript,
 )
 
@@ -40,8 +44,13 @@ def main(argv: list[str]) -> None:
   compilation.configure(
     pathlib.Path(settings.run.directory) / '.compilation_cache'
   )
+  stop = preemption.StopRequest()
+  stop.listen(signal.SIGTERM)
   try:
-    result = experiment.run(settings)
+    result = experiment.run(settings, stop=stop)
+  except preemption.Stopped as stopped:
+    print(f'train.py: {stopped}', flush=True)
+    return
   except experiment.EXPECTED_ERRORS as error:
     sys.exit(f'train.py: error: {error}')
   except KeyboardInterrupt:

@@ -18,9 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from spopp_jax import types
+from spopp_jax.runner import pauses as pauses_lib
 from spopp_jax.sampler import base, errors, retries
 
 _LOG = logging.getLogger(__name__)
+# How often a wait looks up.
+_SLICE_S = 1.0
 _TRUNCATED = (types.Status.CONTEXT_LIMIT, types.Status.LENGTH)
 
 # A prompt group's number, or the id of a rollout that is a group of its own.
@@ -61,6 +64,8 @@ class Batcher:
     keep_truncated: bool,
     rollout_timeout_s: float,
     max_given_up: int = 256,
+    pauses: pauses_lib.Pauses | None = None,
+    check_stop: Callable[[], None] = lambda: None,
   ):
     """Prepares collecting.
 
@@ -71,6 +76,8 @@ class Batcher:
       keep_truncated: trajectories cut by a token limit count, as failures.
       rollout_timeout_s: longest wait without a single reply.
       max_given_up: rollouts in a row that may use up all their tries.
+      pauses: is told of long waits.
+      check_stop: called about once a second of waiting; may raise.
     """
     self._sampler = sampler
     self._sampling = sampling
@@ -78,6 +85,8 @@ class Batcher:
     self._keep = {types.Status.OK, *(_TRUNCATED if keep_truncated else ())}
     self._rollout_timeout_s = rollout_timeout_s
     self._max_given_up = max_given_up
+    self._pauses = pauses or pauses_lib.Pauses()
+    self._check_stop = check_stop
     self.on_finished: Callable[[], object] = lambda: None
     self._waiting: dict[str, types.Ticket] = {}
     self._members: dict[Group, list[Finished]] = {}
@@ -128,17 +137,34 @@ class Batcher:
     self.dispatched += len(tickets)
     self._sampler.submit([self._request(ticket) for ticket in tickets])
 
-  def wait(self) -> None:
+  def wait(self, reason: Callable[[], str] = lambda: 'a rollout') -> None:
     """Takes in the next reply.
+
+    Args:
+      reason: what the caller waits for, in words.
 
     Raises:
       RolloutsFailed: no reply within the timeout, no sampler, or one rollout
         after another uses up its tries; names the waiting request ids.
     """
-    try:
-      trajectory = self._sampler.next(self._rollout_timeout_s)
-    except errors.SamplerError as error:
-      raise RolloutsFailed(self._overdue(str(error))) from error
+    left_s = self._rollout_timeout_s
+    while True:
+      self._check_stop()
+      slice_s = min(_SLICE_S, left_s)
+      try:
+        trajectory = self._sampler.next(slice_s)
+        break
+      except errors.SamplerError as error:
+        left_s -= slice_s
+        why = str(error)
+        if left_s <= 0:
+          why = f'no rollout ended within {self._rollout_timeout_s:g} s ({why})'
+        if left_s <= 0 or type(error) is not errors.SamplerTimeout:
+          raise RolloutsFailed(self._overdue(why)) from error
+        self._pauses.waiting(
+          lambda: f'{reason()}; {self._waiting_for()}', 'an answer of a sampler'
+        )
+    self._pauses.over()
     self._accept(trajectory)
 
   def drain(self) -> list[Finished]:
@@ -254,13 +280,16 @@ class Batcher:
     )
 
   def _overdue(self, reason: str) -> str:
+    return (
+      f'{reason}; {self._waiting_for()}. Continue from the last checkpoint '
+      'with --config.run.resume=True'
+    )
+
+  def _waiting_for(self) -> str:
     ids = ', '.join(list(self._waiting)[:5])
     more = len(self._waiting) - 5
     waiting = f'{ids} and {more} more' if more > 0 else ids
-    return (
-      f'{reason}; waiting for {len(self._waiting)} requests ({waiting}). '
-      'Continue from the last checkpoint with --config.run.resume=True'
-    )
+    return f'waiting for {len(self._waiting)} requests ({waiting})'
 
 
 def group_of(ticket: types.Ticket) -> Group:

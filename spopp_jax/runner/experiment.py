@@ -23,6 +23,7 @@ from spopp_jax.runner import (
   logprob_check,
   loop,
   metrics,
+  preemption,
   run_directory,
   sampling,
   staleness,
@@ -73,6 +74,7 @@ class Result:
 def run(
   config: ml_collections.ConfigDict,
   sampler: sampler_base.Sampler | None = None,
+  stop: preemption.StopRequest | None = None,
 ) -> Result:
   """Trains as the configuration says, or continues an earlier run.
 
@@ -80,13 +82,16 @@ def run(
     config: validated (`config.load_config`).
     sampler: serves the rollouts and is closed at the end; by default what the
       configuration names: the services of `sampler.addresses`.
+    stop: asks the run to save itself and end.
 
   Returns:
     The result; its directory holds the policy, metrics and checkpoints.
 
   Raises:
+    Stopped: the run was asked to stop; the text says how to continue.
     Exception: one of EXPECTED_ERRORS, with a text that says what to do.
   """
+  stop = stop or preemption.StopRequest()
   start = time.perf_counter()
   tasks = envs.load_tasks(config.environment)
   directory, policy = _prepare(config, tasks)
@@ -95,29 +100,58 @@ def run(
     if sampler is None:
       sampler = sampling.connect(config, policy, directory, tasks, budget)
     stack.callback(sampler.close)
-    batcher = sampling.make_batcher(config, sampler, budget)
-    before = _offline_outcomes(config, directory, policy, tasks, batcher)
+    batcher = sampling.make_batcher(
+      config, sampler, budget, directory=directory, stop=stop
+    )
+    try:
+      before = _offline_outcomes(config, directory, policy, tasks, batcher)
+    except preemption.Stopped as stopped:
+      raise preemption.Stopped(
+        f'{stopped}; nothing was trained yet: start the same command again'
+      ) from None
     components = _assemble(config, directory, policy, batcher, before)
     stack.callback(components.metrics.close)
     if not config.run.resume:
-      if sample := before.trajectories[: config.dispatch.batch_size]:
-        components.check_logprobs(sample)
-        logprob_check.check(sample, components.score)
-      components.flow.dispatch()
-    loop.train(components)
-    components.metrics.close()
-    batcher.drain()
-    components.publish()
-    after = _measure(
-      config,
-      batcher,
-      tasks,
-      rollouts=config.evaluation.rollouts_per_task,
-      policy_version=components.policy_version,
-      purpose='evaluation',
-    )
+      _begin(components, before)
+    try:
+      loop.train(components, stop)
+      after = _finish(components, tasks)
+    except preemption.Stopped as stopped:
+      components.save_now()
+      raise preemption.Stopped(
+        f'{stopped} after {components.step} of {config.run.steps} steps, saved '
+        f'in {directory}; continue with --config.run.name={directory.name} '
+        '--config.run.resume=True'
+      ) from None
   wall_s = time.perf_counter() - start
   return Result(directory, policy, components, before, after, wall_s)
+
+
+def _begin(components: training.Training, before: estimate.Estimate) -> None:
+  """Checks the sampler's log-probs, dispatches, and saves the start."""
+  batch_size = components.config.dispatch.batch_size
+  if sample := before.trajectories[:batch_size]:
+    components.check_logprobs(sample)
+    logprob_check.check(sample, components.score)
+  components.flow.dispatch()
+  components.save()
+
+
+def _finish(
+  components: training.Training, tasks: envs_base.TaskSuite
+) -> estimate.Estimate:
+  """Publishes the last parameters and measures them."""
+  components.metrics.close()
+  components.flow.batcher.drain()
+  components.publish()
+  return _measure(
+    components.config,
+    components.flow.batcher,
+    tasks,
+    rollouts=components.config.evaluation.rollouts_per_task,
+    policy_version=components.policy_version,
+    purpose='evaluation',
+  )
 
 
 def _prepare(

@@ -107,12 +107,21 @@ class Flow:
           f'the batch of step {self.collecting} lacks rollouts and none can be '
           'dispatched; the warnings above and the log of the sampler say why'
         )
-      self.batcher.wait()
+      self.batcher.wait(self._what_is_missing)
     self.collecting += 1
     batch = self.batcher.take(chosen)
     self.tally.trained += len(batch)
     self.tally.trained_tokens += _action_tokens(batch)
     return batch
+
+  def _what_is_missing(self) -> str:
+    open_groups = self.batcher.open
+    return (
+      f'step {self.collecting} has no batch yet: '
+      f'{len(self.batcher.finished)} groups have finished, '
+      f'{len(open_groups)} are open, the oldest dispatched under version '
+      f'{min(open_groups.values(), default=None)} of {self.version}'
+    )
 
   def drain(self) -> list[Finished]:
     """Waits for the rest of the flight where the policy has it trained never.
@@ -160,7 +169,7 @@ class Flow:
     while any(
       ticket.policy_version < self.version for ticket in self.batcher.in_flight
     ):
-      self.batcher.wait()
+      self.batcher.wait(lambda: 'a checkpoint needs the end of older work')
     self.file_outcomes()
 
   def state(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,18 +14,23 @@ import jax
 import numpy as np
 
 from spopp_jax.runner import step_metrics
+from spopp_jax.runner.preemption import StopRequest
 from spopp_jax.runner.training import Training
 
 
-def train(run: Training) -> Training:
+def train(run: Training, stop: StopRequest) -> Training:
   """Trains from `run.step` to the configured number of steps.
 
   Args:
     run: the components and their state; requests of step `run.step` are in
       flight already.
+    stop: looked at between steps.
 
   Returns:
     The same object, advanced.
+
+  Raises:
+    Stopped: `stop` asks for it.
   """
   config = run.config
   while run.step < config.run.steps:
@@ -57,4 +62,5 @@ def train(run: Training) -> Training:
     run.step += 1
     run.guard(scalars)
     run.save_when_due()
+    stop.check()
   return run

@@ -8,7 +8,7 @@ import ml_collections
 from spopp_jax import types
 from spopp_jax.envs import base as envs
 from spopp_jax.models import parameters, policy_files
-from spopp_jax.runner import batcher, sampler_list
+from spopp_jax.runner import batcher, pauses, preemption, sampler_list
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import (
@@ -44,15 +44,30 @@ def make_batcher(
   config: ml_collections.ConfigDict,
   sampler: sampler_base.Sampler,
   budget: retries.RetryBudget,
+  *,
+  directory: pathlib.Path | None = None,
+  stop: preemption.StopRequest | None = None,
 ) -> batcher.Batcher:
-  """Returns the runner's end of a sampler, as the configuration says."""
+  """Returns the runner's end of a sampler.
+
+  Args:
+    config: reads the blocks sampler and dispatch.
+    sampler: serves the rollouts.
+    budget: tries of a rollout, shared with the sampler.
+    directory: the run's, which gets pauses.jsonl.
+    stop: looked at while waiting.
+  """
   return batcher.Batcher(
     sampler,
     sampling_params(config),
     budget=budget,
     keep_truncated=config.dispatch.keep_truncated,
-    rollout_timeout_s=config.sampler.rollout_timeout_s,
+    # A lost sampler is restored by the sampler's side in the meantime.
+    rollout_timeout_s=config.sampler.rollout_timeout_s
+    + config.sampler.recovery_timeout_s,
     max_given_up=2 * config.dispatch.in_flight,
+    pauses=pauses.Pauses(directory and directory / 'pauses.jsonl'),
+    check_stop=(stop or preemption.StopRequest()).check,
   )
 
 

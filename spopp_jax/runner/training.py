@@ -129,6 +129,19 @@ class Training:
   def save(self) -> None:
     """Writes one checkpoint that a resumed run continues from exactly."""
     self.flow.settle()
+    self._write()
+
+  def save_now(self) -> None:
+    """Writes a checkpoint in the middle of a collection, unless there is one.
+
+    What is in flight is asked for again by the resumed run, under its newest
+    version where it was dispatched under an older one.
+    """
+    self.flow.file_outcomes()
+    if self.checkpoints.latest_step() != self.step:
+      self._write()
+
+  def _write(self) -> None:
     arrays, extra = self.flow.state()
     self.checkpoints.save(
       self.step,

@@ -299,7 +299,7 @@ class Crew:
 
     Raises:
       SamplerLost: no member could be restored in time.
-      SamplerTimeout: the only member is silent.
+      SamplerSilent: the only member leaves requests unanswered.
     """
     self._follow_names()
     due = [work for at_s, work in self._later if at_s <= now]
@@ -327,7 +327,7 @@ class Crew:
     if not any(
       other.connected and other is not one for other in self.members.values()
     ):
-      raise errors.SamplerTimeout(
+      raise errors.SamplerSilent(
         f'{one.name} has not answered {", ".join(overdue[:_SHOWN])} within '
         f'{self._request_timeout_s} s and there is no other sampler to ask; '
         f'{self.report()}'

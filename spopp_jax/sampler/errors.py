@@ -13,6 +13,14 @@ class SamplerTimeout(SamplerError):
   """Nothing finished within the time allowed; the service still answers."""
 
 
+class NothingOutstanding(SamplerTimeout):
+  """There is nothing to wait for; submit first."""
+
+
+class SamplerSilent(SamplerError):
+  """A service does not answer some requests and no other can be asked."""
+
+
 class HandshakeRefused(SamplerError):
   """The two sides do not fit together; no rollout was run."""
 

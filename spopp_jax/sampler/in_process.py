@@ -43,7 +43,7 @@ class InProcessSampler:
     deadline = time.monotonic() + timeout_s
     while not self._finished:
       if not self._outstanding:
-        raise errors.SamplerTimeout('nothing is outstanding; submit first')
+        raise errors.NothingOutstanding('nothing is outstanding; submit first')
       if time.monotonic() > deadline:
         raise errors.SamplerTimeout(
           f'nothing finished within {timeout_s} s; outstanding: '

@@ -128,6 +128,7 @@ class Pool:
 
     Raises:
       SamplerLost: no member could be restored in time, or none is left.
+      SamplerSilent: the only member leaves requests unanswered.
       SamplerTimeout: nothing is outstanding, or nothing finished in time.
     """
     deadline = self._clock() + timeout_s
@@ -135,7 +136,7 @@ class Pool:
       with self._lock:
         idle = self._placement.is_empty and self._answers.empty()
       if idle:
-        raise errors.SamplerTimeout('nothing is outstanding; submit first')
+        raise errors.NothingOutstanding('nothing is outstanding; submit first')
       left_s = deadline - self._clock()
       if self._thread is None and self._answers.empty() and left_s > 0:
         self.handle_event(left_s)

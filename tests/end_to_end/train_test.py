@@ -243,7 +243,7 @@ def test_a_killed_sampler_is_restored_and_nothing_counts_twice(folder, start):
       os.kill(sampler_of(process), signal.SIGKILL)
     assert process.wait(WAIT_S) == 0
   errors = (folder / 'train.py.err').read_text()
-  assert errors.count('sampler restored') == 2
+  assert errors.count('lost local-0 with') == 2
   assert summary(folder, 'restored')['trajectories'] == steps * BATCH
   records = metrics.read_metrics(folder / 'runs' / 'restored')
   assert [record['step'] for record in records] == list(range(steps))
@@ -293,6 +293,85 @@ def test_a_killed_learner_takes_its_sampler_along_and_is_resumed(folder, start):
   assert summary(folder, 'resumed')['trajectories'] == steps * BATCH
   ok = [record['status/ok'] for record in records]
   assert ok == [10 + IN_FLIGHT * (step + 1) for step in range(steps)]
+
+
+def test_sigterm_saves_says_how_to_continue_and_ends_well(folder, start):
+  with started(
+    folder,
+    'train.py',
+    start,
+    '--config.run.name=preempted',
+    '--config.run.steps=100000',
+    '--config.run.checkpoint_every_steps=100000',
+  ) as process:
+    wait_until(
+      lambda: len(written_steps(folder, 'preempted')) > 2, 'step 2', process
+    )
+    process.terminate()
+    assert process.wait(WAIT_S) == 0
+    said = process.stdout.read()
+  done = len(written_steps(folder, 'preempted'))
+  for words in (
+    f'stopped by SIGTERM after {done} of 100000 steps',
+    'runs/preempted',
+    '--config.run.name=preempted --config.run.resume=True',
+  ):
+    assert words in said
+  code, _, errors = train(
+    folder,
+    'preempted',
+    start,
+    '--config.run.resume=True',
+    f'--config.run.steps={done + 2}',
+  )
+  assert code == 0, errors
+  assert written_steps(folder, 'preempted') == list(range(done + 2))
+  made = summary(folder, 'preempted')
+  assert made['trajectories'] == (done + 2) * BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_samplers_may_die_join_and_leave_during_a_run(folder, start):
+  steps = 40
+  with (
+    started(
+      folder,
+      'serve_sampler.py',
+      f'--policy={folder}/runs/first/policy',
+      '--address=127.0.0.1:0',
+    ) as third,
+    started(
+      folder,
+      'train.py',
+      start,
+      '--config.run.name=several',
+      f'--config.run.steps={steps}',
+      "--config.sampler.addresses=('local', 'local')",
+    ) as process,
+  ):
+    address = json.loads(third.stdout.readline())['sampler_ready']
+    passed = lambda least: wait_until(
+      lambda: len(written_steps(folder, 'several')) > least,
+      f'step {least}',
+      process,
+    )
+    passed(3)
+    os.kill(sampler_of(process), signal.SIGKILL)
+    passed(10)
+    directory = folder / 'runs' / 'several'
+    names = directory / 'samplers.txt'
+    names.write_text(names.read_text().replace('local-1', address))
+    assert process.wait(WAIT_S) == 0
+  errors = (folder / 'train.py.err').read_text()
+  assert 'lost local-' in errors
+  assert 'local-1 leaves the pool' in errors
+  records = metrics.read_metrics(directory)
+  assert [record['step'] for record in records] == list(range(steps))
+  assert {record['trajectories'] for record in records} == {BATCH}
+  ok = [record['status/ok'] for record in records]
+  assert ok == [10 + IN_FLIGHT * (step + 1) for step in range(steps)]
+  assert 'is active' in (folder / 'serve_sampler.py.err').read_text()
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_timeout_names_what_is_waited_for():
   with pytest.raises(batcher_lib.RolloutsFailed) as caught:
     collect(batcher, 9)
   for words in (
-    'within 2.5 s',
+    'no rollout ended within 2.5 s (nothing finished within 0.5 s)',
     '7 requests (r2, r3, r4, r5, r6 and 2 more)',
     '--config.run.resume=True',
   ):

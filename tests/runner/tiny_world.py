@@ -16,7 +16,8 @@ from spopp_jax.runner import cold_start, experiment, sampling
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import in_process
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 SETTINGS = (
   'run.steps=4',
   'run.checkpoint_every_steps=2',
@@ -180,3 +181,9 @@ def checkpoint(config, step=None):
   store = checkpoint_lib.CheckpointStore(directory(config) / 'checkpoints')
   like = {'state': learner_state.initial(policy.params, optimizer)}
   return store.restore(like, step)
+
+
+def leaves(tree, prefix=''):
+  """Yields (path, array) of a checkpoint's arrays."""
+  for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    yield prefix + jax.tree_util.keystr(path), np.asarray(leaf)

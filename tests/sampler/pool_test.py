@@ -152,7 +152,7 @@ def test_no_service_at_all_ends_in_an_error_that_names_the_requests():
 def test_silence_of_the_only_service_is_an_error_that_names_the_requests():
   world = make('a')
   submit(world, 0, 1, 2)
-  with pytest.raises(errors.SamplerTimeout) as caught:
+  with pytest.raises(errors.SamplerSilent) as caught:
     world.pass_time(30)
   for words in ('a has not answered r0, r1 within 10.0 s', 'r2 (not sent)'):
     assert words in str(caught.value)
