@@ -246,6 +246,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     chunk_tokens=1024,
     # True trains on truncated decoding without kept ids, by a proxy ratio.
     allow_proxy_ratio=False,
+    # Devices that share the rows of a batch, each with all parameters; 0 is
+    # all of this machine.
+    devices=0,
     # Tokens of a packed row.
     row_length=192,
     # Row counts a minibatch is padded to, rising; one compilation each.

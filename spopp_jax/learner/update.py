@@ -17,6 +17,7 @@ from spopp_jax.learner import state as state_lib
 from spopp_jax.models import dense, parameters
 from spopp_jax.objectives import base as objectives
 
+_P = jax.sharding.PartitionSpec
 # Tokens whose logits are held at a time; enough for efficient products.
 CHUNK_TOKENS = 1024
 
@@ -56,6 +57,9 @@ class Learner:
 
   A batch is a PackedBatch whose per-token arrays are [M, B, S]: M optimizer
   minibatches of B rows (`packing.pack`).
+
+  Attributes:
+    devices: how many share the rows.
   """
 
   def __init__(
@@ -70,6 +74,7 @@ class Learner:
     minibatch_size: int,
     row_length: int,
     row_buckets: Sequence[int],
+    devices: int = 1,
   ):
     """Compiles nothing yet.
 
@@ -84,7 +89,21 @@ class Learner:
       minibatch_size: trajectories that are scored at a time.
       row_length: S, tokens of a packed row.
       row_buckets: allowed numbers of rows.
+      devices: how many of this process's devices share the rows, which must
+        divide by it; each holds all parameters.
+
+    Raises:
+      ValueError: there are fewer devices.
     """
+    found = jax.local_devices()
+    if not 1 <= devices <= len(found):
+      raise ValueError(
+        f'devices ({devices}) must be between 1 and the {len(found)} there are'
+      )
+    mesh = jax.sharding.Mesh(np.array(found[:devices]), ('rows',))
+    self._everywhere = jax.sharding.NamedSharding(mesh, _P())
+    self._by_rows = jax.sharding.NamedSharding(mesh, _P(None, 'rows'))
+    self.devices = devices
     self._minibatch_size = minibatch_size
     self._optimizer = optimizer
     self._row_length = row_length
@@ -104,13 +123,26 @@ class Learner:
 
   def init(self, params: Mapping[str, Any]) -> state_lib.LearnerState:
     """Returns the state before the first update; copies the parameters."""
-    return state_lib.initial(params, self._optimizer)
+    state = state_lib.initial(params, self._optimizer)
+    return jax.device_put(state, self._everywhere)
 
   def update(
     self, state: state_lib.LearnerState, batch: types.PackedBatch
   ) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
     """Takes M optimizer steps; donates `state`. Metrics are scalars."""
-    return self._update(state, batch)
+    return self._update(state, self._spread(batch))
+
+  def _spread(self, batch: types.PackedBatch) -> types.PackedBatch:
+    """Lays the rows over the devices and everything else on each."""
+    return jax.device_put(
+      batch,
+      types.PackedBatch(
+        **{
+          name: self._by_rows if name in _PER_TOKEN else self._everywhere
+          for name in types.PackedBatch._fields
+        }
+      ),
+    )
 
   def score(
     self,
@@ -140,10 +172,11 @@ class Learner:
       minibatches=1,
       row_length=self._row_length,
       row_buckets=self._row_buckets,
+      row_multiple=self.devices,
     )
     # Inside a segment every token but the first has a predecessor.
     scored = batch._replace(action_mask=batch.positions > 0)
-    logprobs = np.asarray(self._score(params, scored))
+    logprobs = np.asarray(self._score(params, self._spread(scored)))
     lengths = [len(t.tokens) for t in trajectories]
     return packing.unpack(batch, logprobs, lengths)
 

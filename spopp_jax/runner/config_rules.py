@@ -50,6 +50,7 @@ _RANGES = {
   ),
   '[0, inf)': (
     'dispatch.max_lag',
+    'learner.devices',
     'optimizer.weight_decay',
     'optimizer.warmup_steps',
   ),

@@ -6,6 +6,7 @@ import pathlib
 import time
 from typing import Any
 
+import jax
 import ml_collections
 
 from spopp_jax import envs, objectives, tracker
@@ -237,6 +238,7 @@ def _assemble(
     chunk_tokens=config.learner.chunk_tokens,
     row_length=config.learner.row_length,
     row_buckets=config.learner.row_buckets,
+    devices=config.learner.devices or jax.local_device_count(),
   )
   state = learner.init(policy.params)
   evidence = tracker.make_evidence(

@@ -93,7 +93,7 @@ class Training:
       minibatches=c.minibatches,
       row_length=c.row_length,
       row_buckets=c.row_buckets,
-      row_multiple=c.microbatches,
+      row_multiple=c.microbatches * self.learner.devices,
       rng=np.random.default_rng((self.config.seed, self.step)),
     )
 
