@@ -1,14 +1,11 @@
 """The runner's end of the sampler service."""
 
 import collections
-import contextlib
 import logging
-import math
 import queue
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 import numpy as np
@@ -19,7 +16,9 @@ from spopp_jax.sampler import (
   codec,
   errors,
   handshake,
+  installation,
   options,
+  provenance,
   sampler_pb2,
   weights,
 )
@@ -53,6 +52,7 @@ class SamplerClient:
     limits: options.ChannelLimits | None = None,
     connect_deadline_s: float = 20.0,
     publish_deadline_s: float = 300.0,
+    transport: installation.Transport = 'auto',
     deliver: Callable[[connection_lib.Arrival], None] | None = None,
   ):
     """Connects and shakes hands.
@@ -63,12 +63,14 @@ class SamplerClient:
       limits: channel limits; the service must have the same.
       connect_deadline_s: wait for a service to answer.
       publish_deadline_s: wait for each phase of a publication.
+      transport: how snapshots get there; see `installation.Installer`.
       deliver: called with everything that arrives, from a thread of the
         connection; the caller then hands it to `receive` in the runner's
         thread and has no use for `next`.
 
     Raises:
-      ValueError: the address leaves this machine.
+      ValueError: the address leaves this machine, or `transport` is another
+        word.
       SamplerLost: no service answers in time.
       HandshakeRefused: the service is not the expected one, or works for
         another runner.
@@ -79,7 +81,7 @@ class SamplerClient:
     self.counts: collections.Counter[str] = collections.Counter()
     self._expected = expected
     self._limits = limits or options.ChannelLimits()
-    self._publish_deadline_s = publish_deadline_s
+    self._installer = installation.Installer(transport, publish_deadline_s)
     self._arrivals: queue.SimpleQueue[connection_lib.Arrival] = (
       queue.SimpleQueue()
     )
@@ -164,7 +166,7 @@ class SamplerClient:
     return self._lost
 
   def publish(self, params: Mapping[str, np.ndarray], version: int) -> str:
-    """Transfers, verifies and activates parameters; see `install`.
+    """Transfers, verifies and activates parameters from memory; see `install`.
 
     Args:
       params: name -> array.
@@ -195,25 +197,16 @@ class SamplerClient:
       SamplerLost: the service is gone; publish again after `reconnect`.
     """
     version, checksum = snapshot.version, snapshot.checksum
-    with self._calls('handshake before version', version):
-      active = self._shake_hands(self._connection, _CALL_DEADLINE_S, wait=False)
-    with self._calls('publication of version', version):
+    connection = self._connection
+    with connection.calls(f'handshake before version {version}'):
+      active = self._shake_hands(connection, _CALL_DEADLINE_S, wait=False)
+    with connection.calls(f'publication of version {version}', publishing=True):
       if (version, checksum) != (
         active.active_policy_version,
         active.active_weights_checksum,
       ):
-        self._connection.stub.Publish(
-          self._parts(snapshot),
-          timeout=self._publish_deadline_s,
-        )
-        self._connection.stub.Activate(
-          sampler_pb2.ActivateRequest(
-            policy_version=version,
-            weights_checksum=checksum,
-            session_id=self.session_id,
-          ),
-          timeout=self._publish_deadline_s,
-        )
+        self._installer.stage(connection.stub, snapshot, self.session_id)
+        self._installer.activate(connection.stub, snapshot, self.session_id)
     self._snapshots[version] = checksum
     return checksum
 
@@ -259,7 +252,7 @@ class SamplerClient:
       self.address, self._limits, self._deliver
     )
     try:
-      with self._calls('connection within', f'{deadline_s} s'):
+      with connection.calls(f'connection within {deadline_s} s'):
         self.service = self._shake_hands(connection, deadline_s, wait=True)
       handshake.check_description(self.service, self._expected)
     except errors.SamplerError:
@@ -287,38 +280,6 @@ class SamplerClient:
     )
     handshake.check_contract(reply, self._limits)
     return handshake.describe(reply)
-
-  def _parts(self, snapshot: weights.Snapshot) -> Iterator[Any]:
-    yield sampler_pb2.PublishPart(
-      header=sampler_pb2.PublishHeader(
-        policy_version=snapshot.version,
-        weights_checksum=snapshot.checksum,
-        size_bytes=len(snapshot.data),
-        session_id=self.session_id,
-      )
-    )
-    for chunk in weights.chunks(snapshot.data):
-      yield sampler_pb2.PublishPart(data=chunk)
-
-  @contextlib.contextmanager
-  def _calls(self, what: str, value: object) -> Iterator[None]:
-    """Turns the errors of gRPC into those of this boundary."""
-    try:
-      yield
-    except grpc.RpcError as error:
-      code, text = error.code(), error.details()
-      kind: type[errors.SamplerError]
-      if 'publication' in what and code in _REFUSALS:
-        kind, remedy = errors.PublicationError, 'the old version is active'
-      elif code == grpc.StatusCode.FAILED_PRECONDITION:
-        kind, remedy = errors.HandshakeRefused, 'no rollout was run'
-      else:
-        kind = errors.SamplerLost
-        remedy = 'start a sampler there, or reconnect if it was restarted'
-      raise kind(
-        f'sampler at {self.address}, {what} {value}: {code.name}: {text}; '
-        f'{remedy}'
-      ) from error
 
   def _take(self, timeout_s: float, deadline: float) -> connection_lib.Arrival:
     try:
@@ -365,57 +326,9 @@ class SamplerClient:
     self._acknowledged.append(message.request_id)
     self._connection.acknowledge([message.request_id])
     if trajectory is not None:
-      problem = self._provenance_problem(trajectory, request)
+      problem = provenance.problem(trajectory, request, self._snapshots)
       if not problem:
         return trajectory
     self.counts['invalid'] += 1
     _logger.warning('invalid reply for %s: %s', request.request_id, problem)
-    return _invalid(request, problem)
-
-  def _provenance_problem(
-    self, trajectory: types.Trajectory, request: base.Request
-  ) -> str:
-    """Says how a reply differs from its request and our snapshots, or ''."""
-    if trajectory.task_id != request.task_id:
-      return f'task_id is {trajectory.task_id}, asked was {request.task_id}'
-    if trajectory.status != types.Status.OK:
-      return ''
-    version = request.policy_version
-    pairs = (
-      ('policy_version', trajectory.policy_version, version),
-      (
-        'weights_checksum',
-        trajectory.weights_checksum,
-        self._snapshots.get(version),
-      ),
-      ('sampling', trajectory.sampling, request.sampling),
-    )
-    for name, theirs, ours in pairs:
-      if theirs != ours:
-        return f'{name} is {theirs}; allowed: {ours}, as asked and activated'
-    return ''
-
-
-_REFUSALS = (
-  grpc.StatusCode.FAILED_PRECONDITION,
-  grpc.StatusCode.DATA_LOSS,
-  grpc.StatusCode.DEADLINE_EXCEEDED,
-  grpc.StatusCode.INVALID_ARGUMENT,
-)
-
-
-def _invalid(request: base.Request, detail: str) -> types.Trajectory:
-  return types.Trajectory(
-    request_id=request.request_id,
-    task_id=request.task_id,
-    status=types.Status.INVALID,
-    reward=math.nan,
-    policy_version=request.policy_version,
-    weights_checksum='',
-    tokens=np.zeros(0, np.int32),
-    action_mask=np.zeros(0, bool),
-    behaviour_logprobs=np.zeros(0, np.float32),
-    num_turns=0,
-    sampling=request.sampling,
-    detail=detail,
-  )
+    return base.unanswered(request, types.Status.INVALID, problem)

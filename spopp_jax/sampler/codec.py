@@ -11,7 +11,7 @@ import numpy as np
 from spopp_jax import types
 from spopp_jax.sampler import base, errors, payload, sampler_pb2
 
-CONTRACT_VERSION = 3
+CONTRACT_VERSION = 4
 SCHEMA_VERSION = 2
 
 _MAX_ID_CHARACTERS = 256

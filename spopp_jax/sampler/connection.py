@@ -1,5 +1,6 @@
 """One channel to a service with its rollout stream."""
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -8,9 +9,15 @@ from typing import Any
 
 import grpc
 
-from spopp_jax.sampler import options, sampler_pb2, sampler_pb2_grpc
+from spopp_jax.sampler import errors, options, sampler_pb2, sampler_pb2_grpc
 
 _JOIN_DEADLINE_S = 5.0
+_REFUSALS = (
+  grpc.StatusCode.FAILED_PRECONDITION,
+  grpc.StatusCode.DATA_LOSS,
+  grpc.StatusCode.DEADLINE_EXCEEDED,
+  grpc.StatusCode.INVALID_ARGUMENT,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +58,8 @@ class Connection:
       limits: channel limits.
       deliver: takes the stream's replies and its end, in the reading thread.
     """
+    self._address = address
+    self._closed = False
     self._channel = grpc.insecure_channel(
       address, options=limits.client_options()
     )
@@ -81,8 +90,45 @@ class Connection:
       sampler_pb2.RolloutMessage(acknowledgement=acknowledgement)
     )
 
+  @contextlib.contextmanager
+  def calls(self, what: str, *, publishing: bool = False) -> Iterator[None]:
+    """Turns the errors of gRPC into those of this boundary.
+
+    Args:
+      what: said of a failure.
+      publishing: a refusal is that of a snapshot.
+
+    Raises:
+      PublicationError: a snapshot was refused.
+      HandshakeRefused: the service does not work for us.
+      SamplerLost: it is gone, or this connection was closed meanwhile.
+    """
+    try:
+      yield
+    except grpc.RpcError as error:
+      code, text = error.code(), error.details()
+      kind: type[errors.SamplerError]
+      if publishing and code in _REFUSALS:
+        kind, remedy = errors.PublicationError, 'the old version is active'
+      elif code == grpc.StatusCode.FAILED_PRECONDITION:
+        kind, remedy = errors.HandshakeRefused, 'no rollout was run'
+      else:
+        kind = errors.SamplerLost
+        remedy = 'start a sampler there, or reconnect if it was restarted'
+      raise kind(
+        f'sampler at {self._address}, {what}: {code.name}: {text}; {remedy}'
+      ) from error
+    except ValueError as error:
+      # All that gRPC says to a call on a channel that another thread closed.
+      if not self._closed:
+        raise
+      raise errors.SamplerLost(
+        f'sampler at {self._address}, {what}: the connection was closed'
+      ) from error
+
   def close(self) -> None:
     """Ends the stream and closes the channel."""
+    self._closed = True
     self._outgoing.put(None)
     if self._call is not None:
       self._call.cancel()

@@ -37,6 +37,10 @@ class PublicationError(SamplerError):
   """A snapshot was not taken; the version active before still generates."""
 
 
+class SnapshotUnseen(PublicationError):
+  """The directory of a snapshot is not to be seen from here."""
+
+
 class InvalidMessage(SamplerError):
   """A message breaks the contract of sampler.proto.
 

@@ -20,6 +20,7 @@ from spopp_jax.sampler import (
   connection,
   errors,
   handshake,
+  installation,
   lifeline,
   options,
   weights,
@@ -48,6 +49,7 @@ class LocalSampler:
     limits: options.ChannelLimits | None = None,
     ready_deadline_s: float = 120.0,
     publish_deadline_s: float = 300.0,
+    transport: installation.Transport = 'auto',
     deliver: Callable[[connection.Arrival], None] | None = None,
   ):
     """Starts the process, waits for it and shakes hands.
@@ -59,6 +61,7 @@ class LocalSampler:
       limits: channel limits; the process must use the same.
       ready_deadline_s: wait for the process to accept calls.
       publish_deadline_s: wait for each phase of a publication.
+      transport: see `SamplerClient`.
       deliver: see `SamplerClient`.
 
     Raises:
@@ -77,6 +80,7 @@ class LocalSampler:
         limits=limits,
         connect_deadline_s=ready_deadline_s,
         publish_deadline_s=publish_deadline_s,
+        transport=transport,
         deliver=deliver,
       )
     except errors.SamplerError:

@@ -219,6 +219,38 @@ class RolloutReply(_message.Message):
     def __init__(self, trajectory: _Optional[_Union[Trajectory, _Mapping]] = ...) -> None: ...
 
 class PublishHeader(_message.Message):
+    __slots__ = ("policy_version", "weights_checksum", "size_bytes", "session_id", "directory")
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    policy_version: int
+    weights_checksum: str
+    size_bytes: int
+    session_id: str
+    directory: str
+    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., size_bytes: _Optional[int] = ..., session_id: _Optional[str] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("offset", "crc32", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    crc32: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., crc32: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PublishPart(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PublishHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[PublishHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
     __slots__ = ("policy_version", "weights_checksum", "size_bytes", "session_id")
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
@@ -230,13 +262,11 @@ class PublishHeader(_message.Message):
     session_id: str
     def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., size_bytes: _Optional[int] = ..., session_id: _Optional[str] = ...) -> None: ...
 
-class PublishPart(_message.Message):
-    __slots__ = ("header", "data")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    header: PublishHeader
-    data: bytes
-    def __init__(self, header: _Optional[_Union[PublishHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+class ResumeReply(_message.Message):
+    __slots__ = ("held_bytes",)
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    held_bytes: int
+    def __init__(self, held_bytes: _Optional[int] = ...) -> None: ...
 
 class PublishReply(_message.Message):
     __slots__ = ("policy_version", "weights_checksum")

@@ -52,6 +52,11 @@ class SamplerStub:
                 request_serializer=spopp__jax_dot_sampler_dot_sampler__pb2.PublishPart.SerializeToString,
                 response_deserializer=spopp__jax_dot_sampler_dot_sampler__pb2.PublishReply.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/spopp.sampler.v1.Sampler/Resume',
+                request_serializer=spopp__jax_dot_sampler_dot_sampler__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=spopp__jax_dot_sampler_dot_sampler__pb2.ResumeReply.FromString,
+                _registered_method=True)
         self.Activate = channel.unary_unary(
                 '/spopp.sampler.v1.Sampler/Activate',
                 request_serializer=spopp__jax_dot_sampler_dot_sampler__pb2.ActivateRequest.SerializeToString,
@@ -105,12 +110,31 @@ class SamplerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request_iterator, context):
-        """Phase one of a publication: transfers a snapshot and verifies it. The
-        first part is the header, all others are data. Nothing changes for
-        rollouts: the snapshot is held aside, in place of an earlier one that was
-        never activated. DATA_LOSS: size or checksum differ from the header.
+        """Phase one of a publication: brings a snapshot and verifies it. The first
+        part is the header. With a directory in it nothing follows and the service
+        reads the snapshot there; without, chunks follow in order, from the byte
+        that Resume names. Nothing changes for rollouts: the snapshot is held
+        aside, in place of an earlier one that was never activated. A header that
+        names what is held aside already is answered OK.
+
+        A transfer that breaks off is kept until another one begins or the session
+        ends. A chunk with a wrong offset or crc is refused and the bytes before it
+        are kept.
+
+        NOT_FOUND: the service sees no such snapshot in the directory; send chunks.
+        DATA_LOSS: size, checksum, offset or crc differ from what was announced.
         FAILED_PRECONDITION: the version does not exceed the active one.
         ABORTED: the session is not the current one; shake hands again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Says how many bytes of a snapshot have arrived: all of them when it is held
+        aside. A Publish that still brings bytes of it is cut off, so that the
+        number stays true until the next. ABORTED: the session is not the current
+        one; shake hands again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,6 +170,11 @@ def add_SamplerServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=spopp__jax_dot_sampler_dot_sampler__pb2.PublishPart.FromString,
                     response_serializer=spopp__jax_dot_sampler_dot_sampler__pb2.PublishReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=spopp__jax_dot_sampler_dot_sampler__pb2.ResumeRequest.FromString,
+                    response_serializer=spopp__jax_dot_sampler_dot_sampler__pb2.ResumeReply.SerializeToString,
             ),
             'Activate': grpc.unary_unary_rpc_method_handler(
                     servicer.Activate,
@@ -237,6 +266,33 @@ class Sampler:
             '/spopp.sampler.v1.Sampler/Publish',
             spopp__jax_dot_sampler_dot_sampler__pb2.PublishPart.SerializeToString,
             spopp__jax_dot_sampler_dot_sampler__pb2.PublishReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/spopp.sampler.v1.Sampler/Resume',
+            spopp__jax_dot_sampler_dot_sampler__pb2.ResumeRequest.SerializeToString,
+            spopp__jax_dot_sampler_dot_sampler__pb2.ResumeReply.FromString,
             options,
             channel_credentials,
             insecure,

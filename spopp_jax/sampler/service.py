@@ -9,7 +9,6 @@ handler threads <--stream-- ledger.finish <--results-- worker
 import concurrent.futures
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +24,8 @@ from spopp_jax.sampler import (
   ledger,
   options,
   rollout,
-  sampler_pb2,
   sampler_pb2_grpc,
-  weights,
+  staging,
 )
 from spopp_jax.sampler import session as session_lib
 from spopp_jax.sampler import worker as worker_lib
@@ -58,7 +56,7 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
     self._worker = worker
     self._model_fingerprint = model_fingerprint
     self._limits = limits
-    self._staging = threading.Lock()
+    self._staging = staging.Staging(worker, lambda: self.failure)
     self._streams: set[session_lib.Stream] = set()
     self._tasks_fingerprint = rollout.tasks_fingerprint(driver.tasks.task_ids)
 
@@ -204,76 +202,18 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         grpc.StatusCode.INVALID_ARGUMENT,
         'the first part of a publication must be its header',
       )
-    header = first.header
-    session = self._session(header.session_id, context)
-    active, _ = self._worker.active
-    if header.policy_version <= active:
-      context.abort(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        f'version {header.policy_version} must exceed the active version '
-        f'{active} of this session',
-      )
-    try:
-      params = weights.assemble(
-        (part.data for part in request_iterator),
-        size_bytes=header.size_bytes,
-        expected_checksum=header.weights_checksum,
-      )
-    except errors.PublicationError as error:
-      context.abort(grpc.StatusCode.DATA_LOSS, str(error))
-    with self._staging:
-      session.staged = worker_lib.Snapshot(
-        header.policy_version, header.weights_checksum, params
-      )
-    return sampler_pb2.PublishReply(
-      policy_version=header.policy_version,
-      weights_checksum=header.weights_checksum,
+    session = self._session(first.header.session_id, context)
+    return self._staging.publish(
+      session, first.header, request_iterator, context
     )
+
+  def Resume(self, request: Any, context: Any) -> Any:  # noqa: N802
+    session = self._session(request.session_id, context)
+    return self._staging.resume(session, request)
 
   def Activate(self, request: Any, context: Any) -> Any:  # noqa: N802
     session = self._session(request.session_id, context)
-    named = (request.policy_version, request.weights_checksum)
-    if named != self._worker.active:
-      refusal = self._switch(session, named, context)
-      if refusal is not None:
-        context.abort(*refusal)
-    return sampler_pb2.ActivateReply(
-      policy_version=named[0], weights_checksum=named[1]
-    )
-
-  def _switch(
-    self, session: session_lib.Session, named: tuple[int, str], context: Any
-  ) -> tuple[grpc.StatusCode, str] | None:
-    """Activates the staged snapshot; returns why that failed, or None."""
-    with self._staging:
-      staged = session.staged
-      if staged is None or named != (staged.version, staged.checksum):
-        return (
-          grpc.StatusCode.FAILED_PRECONDITION,
-          f'version {named[0]} with sha256 {named[1]} is not staged; publish '
-          'it first',
-        )
-      session.staged = None
-    timeout_s = context.time_remaining()
-    if timeout_s is None:
-      return (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        'Activate needs a deadline on the call',
-      )
-    activation = worker_lib.Activation(
-      staged, session.book, time.monotonic() + timeout_s
-    )
-    self._worker.send(activation)
-    while not activation.done.wait(worker_lib.POLL_S):
-      if self.failure:
-        return grpc.StatusCode.INTERNAL, self.failure
-      if time.monotonic() > activation.deadline_s + worker_lib.POLL_S:
-        return grpc.StatusCode.DEADLINE_EXCEEDED, 'the worker did not answer'
-    if activation.is_late:
-      return grpc.StatusCode.DEADLINE_EXCEEDED, activation.refusal
-    if activation.refusal:
-      return grpc.StatusCode.FAILED_PRECONDITION, activation.refusal
-    return None
+    return self._staging.activate(session, request, context)
 
 
 class SamplerServer:

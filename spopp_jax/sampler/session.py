@@ -13,7 +13,7 @@ import threading
 import grpc
 
 from spopp_jax import types
-from spopp_jax.sampler import errors, ledger
+from spopp_jax.sampler import errors, ledger, transfer
 from spopp_jax.sampler import worker as worker_lib
 
 _logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Session:
     book: what the runner is owed.
     ready: set once the worker works for it.
     streams: its open rollout streams.
+    incoming: snapshot that has arrived in part.
     staged: snapshot that waits for its activation.
   """
 
@@ -67,6 +68,7 @@ class Session:
   book: ledger.Ledger
   ready: threading.Event
   streams: set[Stream] = dataclasses.field(default_factory=set)
+  incoming: transfer.Incoming | None = None
   staged: worker_lib.Snapshot | None = None
 
 

@@ -1,8 +1,10 @@
-"""Policy snapshots as bytes: safetensors, a checksum, and chunks to send."""
+"""Policy snapshots as bytes: safetensors and a checksum."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import io
+import pathlib
+from collections.abc import Mapping
+from typing import BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +12,6 @@ import safetensors
 import safetensors.numpy
 
 from spopp_jax.sampler import errors
-
-CHUNK_BYTES = 512 * 1024
 
 _DTYPES = {
   'BF16': np.dtype(ml_dtypes.bfloat16),
@@ -23,23 +23,44 @@ _DTYPES = {
 
 
 class Snapshot(NamedTuple):
-  """Parameters ready to be sent.
+  """Parameters ready to be sent, in memory or in a file.
 
   Attributes:
     version: number of optimizer updates published.
-    checksum: sha256 of `data`, 64 hex digits.
-    data: bytes of a safetensors file.
+    checksum: sha256 of its bytes, 64 hex digits.
+    size_bytes: number of its bytes, those of a safetensors file.
+    data: the bytes; None when they are in `path`.
+    path: the file; None when they are in `data`.
   """
 
   version: int
   checksum: str
-  data: bytes
+  size_bytes: int
+  data: bytes | None = None
+  path: pathlib.Path | None = None
+
+  def open(self) -> BinaryIO:
+    """Opens the bytes; what is open stays readable when the file goes.
+
+    Raises:
+      PublicationError: the file is gone.
+    """
+    if self.path is None:
+      assert self.data is not None
+      return io.BytesIO(self.data)
+    try:
+      return self.path.open('rb')
+    except OSError as error:
+      raise errors.PublicationError(
+        f'cannot read {self.path} of version {self.version} ({error}); a '
+        'version must be leased as long as it may be sent'
+      ) from error
 
 
 def snapshot(params: Mapping[str, np.ndarray], version: int) -> Snapshot:
-  """Serializes parameters; see `to_bytes`."""
+  """Serializes parameters in memory; see `to_bytes`."""
   data = to_bytes(params)
-  return Snapshot(version, checksum(data), data)
+  return Snapshot(version, checksum(data), len(data), data=data)
 
 
 def to_bytes(params: Mapping[str, np.ndarray]) -> bytes:
@@ -100,48 +121,6 @@ def from_bytes(data: bytes) -> dict[str, np.ndarray]:
     ) from error
 
 
-def checksum(data: bytes | bytearray) -> str:
+def checksum(data: bytes) -> str:
   """Returns the sha256 of a snapshot's bytes, 64 hex digits."""
   return hashlib.sha256(data).hexdigest()
-
-
-def assemble(
-  pieces: Iterable[bytes], *, size_bytes: int, expected_checksum: str
-) -> dict[str, np.ndarray]:
-  """Puts a transferred snapshot together and verifies it.
-
-  Args:
-    pieces: the bytes in order, in pieces of any length.
-    size_bytes: length of all of them.
-    expected_checksum: their sha256, 64 hex digits.
-
-  Returns:
-    name -> array.
-
-  Raises:
-    PublicationError: length or checksum differ, or it is no safetensors file.
-  """
-  data = bytearray()
-  for piece in pieces:
-    data += piece
-    if len(data) > size_bytes:
-      break
-  if len(data) != size_bytes:
-    more = 'at least ' if len(data) > size_bytes else ''
-    raise errors.PublicationError(
-      f'{more}{len(data)} bytes arrived of {size_bytes} announced; publish '
-      'again'
-    )
-  arrived = checksum(data)
-  if arrived != expected_checksum:
-    raise errors.PublicationError(
-      f'the sha256 of what arrived is {arrived}, announced was '
-      f'{expected_checksum}; publish again'
-    )
-  return from_bytes(bytes(data))
-
-
-def chunks(data: bytes) -> Iterator[bytes]:
-  """Yields `data` in order in pieces of at most `CHUNK_BYTES`."""
-  for start in range(0, len(data), CHUNK_BYTES):
-    yield data[start : start + CHUNK_BYTES]

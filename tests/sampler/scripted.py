@@ -28,6 +28,7 @@ from spopp_jax.sampler import (
   sampler_pb2,
   sampler_pb2_grpc,
   service,
+  transfer,
   weights,
 )
 
@@ -283,8 +284,9 @@ def publication(data, session_id=SESSION, **header):
   yield sampler_pb2.PublishPart(
     header=sampler_pb2.PublishHeader(**{**fields, **header})
   )
-  yield sampler_pb2.PublishPart(data=data[:10])
-  yield sampler_pb2.PublishPart(data=data[10:])
+  if not header.get('directory'):
+    yield transfer.chunk(0, data[:10])
+    yield transfer.chunk(10, data[10:])
 
 
 def collect(sampler, count):

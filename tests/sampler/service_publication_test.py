@@ -9,6 +9,7 @@ from spopp_jax import types
 from spopp_jax.sampler import (
   errors,
   sampler_pb2,
+  transfer,
   weights,
 )
 
@@ -30,7 +31,7 @@ def test_publication_switches_and_echoes_version_and_checksum():
 
 
 def test_large_snapshots_come_in_many_chunks():
-  size = 3 * weights.CHUNK_BYTES // 4 + 1
+  size = 3 * transfer.CHUNK_BYTES // 4 + 1
   big = {**scripted.params(1.0), 'big': np.arange(size, dtype=np.float32)}
   with serving() as server, connected(server) as sampler:
     assert sampler.publish(big, 1) == weights.checksum(weights.to_bytes(big))
@@ -104,7 +105,7 @@ def test_damaged_publication_is_not_staged(header, code, words):
 def test_publication_without_a_header_is_refused():
   with serving() as server, raw_stub(server.address) as stub:
     with pytest.raises(grpc.RpcError) as caught:
-      stub.Publish(iter([sampler_pb2.PublishPart(data=b'x')]), timeout=WAIT_S)
+      stub.Publish(iter([transfer.chunk(0, b'x')]), timeout=WAIT_S)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -14,17 +14,9 @@ PARAMS = {
 }
 
 
-def pieces(data, size=5):
-  return (data[i : i + size] for i in range(0, len(data), size))
-
-
 def test_round_trip_keeps_values_shapes_and_dtypes():
   data = weights.to_bytes(PARAMS)
-  result = weights.assemble(
-    pieces(data),
-    size_bytes=len(data),
-    expected_checksum=weights.checksum(data),
-  )
+  result = weights.from_bytes(data)
   assert result.keys() == PARAMS.keys()
   for name, array in PARAMS.items():
     assert result[name].dtype == array.dtype
@@ -50,30 +42,20 @@ def test_every_value_changes_the_checksum():
   )
 
 
-@pytest.mark.parametrize('size', [0, 1, 2**19, 2**19 + 1, 2**20])
-def test_chunks_cover_the_data_once(size):
-  data = bytes(np.arange(size, dtype=np.uint8))
-  parts = list(weights.chunks(data))
-  assert b''.join(parts) == data
-  assert all(0 < len(part) <= 2**19 for part in parts)
-
-
-@pytest.mark.parametrize(
-  'damage, words',
-  [
-    (lambda data: data[:-1], 'bytes arrived of'),
-    (lambda data: data + b'x', 'at least'),
-    (lambda data: data[:-1] + bytes([data[-1] ^ 1]), 'the sha256 of what'),
-  ],
-)
-def test_damage_is_refused(damage, words):
+def test_a_snapshot_gives_its_bytes_from_memory_and_from_a_file(tmp_path):
+  in_memory = weights.snapshot(PARAMS, 3)
   data = weights.to_bytes(PARAMS)
-  with pytest.raises(errors.PublicationError, match=words):
-    weights.assemble(
-      pieces(damage(data)),
-      size_bytes=len(data),
-      expected_checksum=weights.checksum(data),
-    )
+  with in_memory.open() as file:
+    assert file.read() == data
+  assert in_memory[:3] == (3, weights.checksum(data), len(data))
+  path = tmp_path / 'params'
+  path.write_bytes(data)
+  in_file = in_memory._replace(data=None, path=path)
+  with in_file.open() as file:
+    path.unlink()
+    assert file.read() == data
+  with pytest.raises(errors.PublicationError, match='must be leased'):
+    in_file.open()
 
 
 def test_other_files_are_refused():
