@@ -107,6 +107,21 @@ class KeptIds:
   offsets: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class VersionSpan:
+  """Action tokens in a row that one snapshot generated.
+
+  Attributes:
+    policy_version: version of the snapshot.
+    weights_checksum: sha256 hex of its bytes.
+    num_actions: how many action tokens, at least 1.
+  """
+
+  policy_version: int
+  weights_checksum: str
+  num_actions: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
   """One finished request as the sampler reports it (host arrays).
@@ -116,7 +131,8 @@ class Trajectory:
     task_id: echoes the ticket.
     status: how it ended.
     reward: terminal outcome in [0, 1]; NaN unless status is OK.
-    policy_version: version of the snapshot that generated every action token.
+    policy_version: version of the snapshot that generated every action token,
+      or with `spans` the first.
     weights_checksum: sha256 hex of that snapshot's bytes.
     tokens: [T] int32; prompt, actions and observations in order.
     action_mask: [T] bool; True where the policy sampled the token.
@@ -129,6 +145,8 @@ class Trajectory:
     logprob_kind: what behaviour_logprobs speak of.
     kept: what truncated decoding kept; None if decoding was not truncated or
       the sampler does not say.
+    spans: versions of the action tokens in order when there are several; else
+      empty.
   """
 
   request_id: str
@@ -146,6 +164,17 @@ class Trajectory:
   detail: str = ''
   logprob_kind: LogprobKind = LogprobKind.PROCESSED
   kept: KeptIds | None = None
+  spans: tuple[VersionSpan, ...] = ()
+
+  @property
+  def token_versions(self) -> np.ndarray:
+    """[T] int64; version that generated each action token, -1 elsewhere."""
+    versions = np.full(len(self.tokens), -1, np.int64)
+    versions[self.action_mask] = np.repeat(
+      [span.policy_version for span in self.spans] or self.policy_version,
+      [span.num_actions for span in self.spans] or self.num_actions,
+    )
+    return versions
 
   @property
   def num_actions(self) -> int:

@@ -20,6 +20,8 @@ class Request:
     policy_version: version that must generate it.
     seed: seed of the request's own random stream, in [0, 2**32).
     sampling: decoding parameters and limits.
+    crosses_versions: later versions may generate it too, and go on with it
+      when they are activated meanwhile.
   """
 
   request_id: str
@@ -27,6 +29,7 @@ class Request:
   policy_version: int
   seed: int
   sampling: types.SamplingParams
+  crosses_versions: bool = False
 
 
 def unanswered(
@@ -81,7 +84,7 @@ class Engine(Protocol):
   def load(
     self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
   ) -> None:
-    """Takes new parameters; only called while no slot is open."""
+    """Takes new parameters; open episodes go on with them."""
 
   def open(
     self, slot: int, *, seed: int, sampling: types.SamplingParams

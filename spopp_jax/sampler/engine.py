@@ -25,12 +25,12 @@ _LARGEST_BELOW_1 = 1 - 2**-24
 
 @dataclasses.dataclass
 class _Slot:
-  """Host side of one episode."""
+  """Host side of one episode; the tokens from `length` on wait to be fed."""
 
   seed: int
   sampling: types.SamplingParams
+  tokens: list[int] = dataclasses.field(default_factory=list)
   length: int = 0  # tokens in the cache
-  queue: list[int] = dataclasses.field(default_factory=list)
   generating: bool = False
 
 
@@ -97,18 +97,17 @@ class DecodeEngine:
   def load(
     self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
   ) -> None:
-    """Takes new parameters; RuntimeError while a slot is open.
+    """Takes new parameters; open episodes go on with them.
 
-    Caches start anew: a NaN that earlier parameters left in a cache would
-    reach every later episode of its slot, since 0 * NaN is NaN.
+    Caches start anew, and open episodes are fed again from their beginning: no
+    token is drawn from what other parameters have left in a cache. (A NaN there
+    would reach every later episode of its slot, since 0 * NaN is NaN.)
     """
-    if self._slots:
-      raise RuntimeError(
-        f'parameters cannot change while {len(self._slots)} episodes are open'
-      )
     parameters.check(self._config, params)
     self._parameters = {k: jnp.asarray(v) for k, v in params.items()}
     self._caches = self._empty_caches()
+    for state in self._slots.values():
+      state.length = 0
     self.policy_version = version
     self.weights_checksum = checksum
 
@@ -143,13 +142,12 @@ class DecodeEngine:
         f'{len(tokens)} tokens leave no room in slot {slot}: '
         f'{self.context_left(slot)} of {self.max_context} are left'
       )
-    state.queue.extend(int(token) for token in tokens)
+    state.tokens.extend(int(token) for token in tokens)
     state.generating = True
 
   def context_left(self, slot: int) -> int:
     """Returns how many more tokens the slot can hold."""
-    state = self._slots[slot]
-    return self.max_context - state.length - len(state.queue)
+    return self.max_context - len(self._slots[slot].tokens)
 
   def close(self, slot: int) -> None:
     """Ends the episode and frees the slot."""
@@ -160,7 +158,7 @@ class DecodeEngine:
     active = {s: v for s, v in self._slots.items() if v.generating}
     if not active:
       return []
-    longest = max(len(v.queue) for v in active.values())
+    longest = max(len(v.tokens) - v.length for v in active.values())
     width = next(
       (b for b in self._feed_buckets if b >= longest), self._feed_buckets[-1]
     )
@@ -175,12 +173,11 @@ class DecodeEngine:
       top_p=np.ones(self.num_slots, np.float32),
     )
     for slot, state in active.items():
-      head = state.queue[:width]
+      head = state.tokens[state.length : state.length + width]
       feed[slot, : len(head)] = head
       fed[slot], start[slot] = len(head), state.length
-      del state.queue[: len(head)]
       state.length += len(head)
-      if not state.queue:
+      if state.length == len(state.tokens):
         self._set_turn(settings, slot, state)
     self._caches, turns = self._advance(
       self._parameters,
@@ -243,5 +240,5 @@ class DecodeEngine:
     )
     # The last sampled token is not in the cache yet: it leads the next feed.
     state.length += count - 1
-    state.queue = [int(turn.tokens[-1])]
+    state.tokens.extend(turn.tokens.tolist())
     return turn

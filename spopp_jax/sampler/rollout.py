@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
 import logging
 import math
 import time
@@ -51,17 +52,29 @@ class _Episode:
   logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
   is_action: list[bool] = dataclasses.field(default_factory=list)
   kept: list[types.KeptIds] = dataclasses.field(default_factory=list)
+  # What generated each turn: version, checksum, number of tokens.
+  turns: list[tuple[int, str, int]] = dataclasses.field(default_factory=list)
   num_turns: int = 0
 
   def observe(self, tokens: np.ndarray) -> None:
     """Appends ids of the prompt or of an observation."""
     self._extend(tokens, np.zeros(len(tokens), np.float32), is_action=False)
 
-  def act(self, turn: base.Turn) -> None:
-    """Appends sampled ids."""
+  def act(self, turn: base.Turn, version: int, checksum: str) -> None:
+    """Appends ids that a snapshot sampled."""
     self._extend(turn.tokens, turn.logprobs, is_action=True)
+    self.turns.append((version, checksum, len(turn.tokens)))
     if turn.kept is not None:
       self.kept.append(turn.kept)
+
+  def spans(self) -> tuple[types.VersionSpan, ...]:
+    """Returns the versions in order if there are several, else nothing."""
+    by_snapshot = itertools.groupby(self.turns, key=lambda turn: turn[:2])
+    spans = tuple(
+      types.VersionSpan(version, checksum, sum(turn[2] for turn in turns))
+      for (version, checksum), turns in by_snapshot
+    )
+    return spans if len(spans) > 1 else ()
 
   def _extend(
     self, tokens: np.ndarray, logprobs: np.ndarray, *, is_action: bool
@@ -155,15 +168,14 @@ class RolloutDriver:
   def load(
     self, params: dict[str, np.ndarray], *, version: int, checksum: str
   ) -> None:
-    """Hands the engine a new snapshot; the driver must be idle.
+    """Hands the engine a new snapshot.
+
+    An open episode goes on under it if its request crosses versions; else it
+    ends as MIXED_VERSIONS, and a queued one as STALE.
 
     Raises:
-      ValueError: requests are open, or the engine refuses the parameters.
+      ValueError: the engine refuses the parameters.
     """
-    if not self.is_idle:
-      raise ValueError(
-        f'{self.num_open} episodes are open; finish them before loading'
-      )
     self.engine.load(params, version=version, checksum=checksum)
 
   def answer(
@@ -202,7 +214,9 @@ class RolloutDriver:
 
   def _open(self, slot: int, request: base.Request) -> types.Trajectory | None:
     """Starts a request, or returns why it cannot start."""
-    if request.policy_version != self.engine.policy_version:
+    version = self.engine.policy_version
+    newer = request.crosses_versions and version > request.policy_version
+    if version != request.policy_version and not newer:
       return self.answer(
         request,
         types.Status.STALE,
@@ -253,13 +267,20 @@ class RolloutDriver:
     problem = _turn_problem(turn, episode)
     if problem is not None:
       return self._finish(turn.slot, types.Status.SAMPLER_ERROR, problem)
-    episode.act(turn)
-    if self.engine.policy_version != episode.policy_version:
+    version = self.engine.policy_version
+    if episode.request.crosses_versions and not episode.turns:
+      # Nothing was generated under the version at the opening.
+      episode.policy_version = version
+      episode.weights_checksum = self.engine.weights_checksum
+    episode.act(turn, version, self.engine.weights_checksum)
+    if (
+      version != episode.policy_version and not episode.request.crosses_versions
+    ):
       return self._finish(
         turn.slot,
         types.Status.MIXED_VERSIONS,
         f'began with version {episode.policy_version}; the engine now has '
-        f'{self.engine.policy_version}',
+        f'{version}',
       )
     action = self.template.action_text(turn.tokens)
     result, error = self._call(episode.environment.step, action)
@@ -315,6 +336,7 @@ class RolloutDriver:
       detail=detail,
       logprob_kind=types.LogprobKind.PROCESSED,
       kept=kept_sets.concatenate(episode.kept) if episode.kept else None,
+      spans=episode.spans(),
     )
 
   def _close(self, slot: int) -> None:

@@ -344,14 +344,46 @@ def test_sampling_that_cannot_be_honoured_is_refused(engine, change, words):
     engine.open(0, seed=0, sampling=SAMPLING)
 
 
-def test_parameters_change_between_episodes_alone(engine):
+def next_turn(engine):
+  """Returns the one turn that ends next; a long feed takes several steps."""
+  while not (turns := engine.step()):
+    pass
+  return turns[0]
+
+
+def test_open_episodes_go_on_under_new_parameters_without_the_old_cache(engine):
+  interrupted = make_episode(4, (3, 2))
+  engine.open(0, seed=4, sampling=SAMPLING)
+  engine.append(0, interrupted.texts[0])
+  (first,) = engine.step()
+  engine.load(make_parameters(1), version=4, checksum='d')
+  left = engine.context_left(0)
+  engine.append(0, interrupted.texts[1])
+  second = next_turn(engine)
+  engine.close(0)
+  assert left == CONTEXT - 3 - len(first.tokens)
+  # The same history, all of it fed under the new parameters.
+  engine.open(1, seed=4, sampling=SAMPLING)
+  history = (interrupted.texts[0], first.tokens, interrupted.texts[1])
+  engine.append(1, np.concatenate(history))
+  expected = next_turn(engine)
+  engine.close(1)
+  np.testing.assert_array_equal(second.tokens, expected.tokens)
+  np.testing.assert_allclose(second.logprobs, expected.logprobs, atol=1e-6)
+  # Under the old ones they would differ.
+  engine.load(make_parameters(0), version=5, checksum='e')
+  engine.open(1, seed=4, sampling=SAMPLING)
+  engine.append(1, np.concatenate(history))
+  old = next_turn(engine)
+  same = min(len(old.tokens), len(second.tokens))
+  gap = np.abs(old.logprobs[:same] - second.logprobs[:same])
+  assert gap[0] > 1e-3
+
+
+def test_parameters_that_do_not_fit_change_nothing(engine):
   assert (engine.policy_version, engine.weights_checksum) == (3, 'abc')
   before = make_episode(4, (3, 2))
   play(engine, {0: before})
-  engine.open(0, seed=0, sampling=SAMPLING)
-  with pytest.raises(RuntimeError, match='1 episodes are open'):
-    engine.load(make_parameters(1), version=4, checksum='d')
-  engine.close(0)
   short = make_parameters(1)
   del short['model.norm.weight']
   with pytest.raises(ValueError, match=r'missing model\.norm\.weight'):

@@ -219,13 +219,65 @@ def test_episode_that_spans_two_versions_is_refused():
   assert result.policy_version == 0
 
 
-def test_snapshot_cannot_change_under_an_open_episode():
+def crossing(number, task_id, version=0):
+  return dataclasses.replace(
+    scripted.request(number, task_id, version=version), crosses_versions=True
+  )
+
+
+def load(driver, version):
+  driver.load(scripted.params(1.0), version=version, checksum=f'c{version}')
+
+
+def test_an_episode_may_cross_versions_and_says_which_made_each_token():
+  # ASYNC-12, interruptible: per-token versions are kept.
   driver = make_driver()
-  driver.submit(scripted.request(1, 'win-3'))
-  driver.step()
-  with pytest.raises(ValueError, match='1 episodes are open'):
-    driver.load(scripted.params(1.0), version=1, checksum='c')
-  assert driver.engine.policy_version == 0
+  driver.submit(crossing(1, 'win-3'))
+  assert driver.step() == []
+  load(driver, 4)
+  assert driver.step() == []
+  (result,) = driver.step()
+  assert result.status == types.Status.OK
+  lengths = [len(x) for x in split_actions(result)]
+  assert len(lengths) == 3
+  assert result.spans == (
+    types.VersionSpan(0, result.weights_checksum, lengths[0]),
+    types.VersionSpan(4, 'c4', sum(lengths[1:])),
+  )
+  assert result.policy_version == 0
+  expected = np.repeat([0, 4, 4], lengths)
+  np.testing.assert_array_equal(
+    result.token_versions[result.action_mask], expected
+  )
+  assert set(result.token_versions[~result.action_mask]) == {-1}
+
+
+def split_actions(trajectory):
+  """Returns the runs of action tokens."""
+  mask = np.concatenate([[False], trajectory.action_mask])
+  starts = np.flatnonzero(mask[1:] & ~mask[:-1])
+  runs = np.split(trajectory.tokens, starts)[1:]
+  masks = np.split(trajectory.action_mask, starts)[1:]
+  return [run[inside] for run, inside in zip(runs, masks, strict=True)]
+
+
+def test_a_version_that_generated_nothing_leaves_no_span():
+  driver = make_driver(scripted.Engine(num_slots=1))
+  driver.submit(crossing(1, 'win-1'))
+  driver.submit(crossing(2, 'win-1'))
+  driver._fill_slots()
+  load(driver, 4)
+  (first,) = driver.step()
+  (second,) = driver.step()  # it waited for the slot: opened by version 4
+  for result in (first, second):
+    assert (result.policy_version, result.weights_checksum) == (4, 'c4')
+    assert result.spans == ()
+    assert set(result.token_versions[result.action_mask]) == {4}
+
+
+def test_a_later_request_is_not_generated_by_an_earlier_version():
+  (result,) = run(make_driver(), crossing(1, 'win-1', version=3))
+  assert result.status == types.Status.STALE
 
 
 @pytest.mark.parametrize(
