@@ -103,6 +103,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Sampler services: host:port or unix:path of running ones; each 'local'
     # starts one on this machine. runs/NAME/samplers.txt changes them later.
     addresses=('local',),
+    # How snapshots get to a service: directory (runs/NAME/weights, which both
+    # see), grpc (sent in chunks), or auto: sent only to those that do not see it.
+    transport='auto',
     # Episodes decoded side by side.
     slots=96,
     # Tokens of an episode at most, prompt and observations included.

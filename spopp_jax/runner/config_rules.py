@@ -75,6 +75,7 @@ _CHOICES = {
   'environment.name': ('household',),
   'environment.size': ('small', 'medium', 'large'),
   'dispatch.staleness': staleness.POLICIES,
+  'sampler.transport': ('auto', 'directory', 'grpc'),
   'dispatch.evidence_from': ('received', 'consumed'),
 }
 

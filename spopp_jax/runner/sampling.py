@@ -18,6 +18,7 @@ from spopp_jax.sampler import (
   local,
   member,
   pool,
+  publication,
   retries,
   rollout,
   service,
@@ -66,6 +67,7 @@ def make_batcher(
     rollout_timeout_s=config.sampler.rollout_timeout_s
     + config.sampler.recovery_timeout_s,
     max_given_up=2 * config.dispatch.in_flight,
+    crosses_versions=config.dispatch.staleness == 'interruptible',
     pauses=pauses.Pauses(directory and directory / 'pauses.jsonl'),
     check_stop=(stop or preemption.StopRequest()).check,
   )
@@ -142,6 +144,7 @@ def connect(
     vocab_size=policy.config.vocab_size,
   )
   timeout_s = config.sampler.connect_timeout_s
+  transport = config.sampler.transport
 
   def make_connect(name: str) -> member.Connect:
     if name.startswith(sampler_list.LOCAL):
@@ -150,12 +153,20 @@ def connect(
         expected,
         log_path=directory / sampler_list.log_name(name),
         ready_deadline_s=timeout_s,
+        transport=transport,
         deliver=deliver,
       )
     return lambda deliver: client.SamplerClient(
-      name, expected, connect_deadline_s=timeout_s, deliver=deliver
+      name,
+      expected,
+      connect_deadline_s=timeout_s,
+      transport=transport,
+      deliver=deliver,
     )
 
+  store = None
+  if transport != 'grpc':
+    store = publication.Store(directory / 'weights')
   names = sampler_list.SamplerList(directory, config.sampler.addresses)
   samplers = pool.Pool(
     names,
@@ -163,6 +174,7 @@ def connect(
     budget=budget,
     request_timeout_s=config.sampler.rollout_timeout_s,
     recovery_timeout_s=config.sampler.recovery_timeout_s,
+    store=store,
   )
   samplers.start(timeout_s)
   return samplers

@@ -57,6 +57,7 @@ def unpack(
     fields['status'] = types.Status[fields['status']]
     fields['logprob_kind'] = types.LogprobKind[fields['logprob_kind']]
     fields['sampling'] = types.SamplingParams(**fields['sampling'])
+    fields['spans'] = tuple(types.VersionSpan(**s) for s in fields['spans'])
     finished.append(
       batcher.Finished(
         types.Ticket(**record['ticket']),
@@ -83,6 +84,7 @@ def _record(item: batcher.Finished) -> dict[str, Any]:
   fields['status'] = trajectory.status.name
   fields['logprob_kind'] = trajectory.logprob_kind.name
   fields['sampling'] = dataclasses.asdict(trajectory.sampling)
+  fields['spans'] = [dataclasses.asdict(span) for span in trajectory.spans]
   return {'ticket': dataclasses.asdict(item.ticket), 'trajectory': fields}
 
 

@@ -177,7 +177,9 @@ class SamplerClient:
     """
     return self.install(weights.snapshot(params, version))
 
-  def install(self, snapshot: weights.Snapshot) -> str:
+  def install(
+    self, snapshot: weights.Snapshot, *, interrupt: bool = False
+  ) -> str:
     """Transfers, verifies and activates a snapshot.
 
     Nothing is sent when the service already generates with exactly it.
@@ -186,6 +188,7 @@ class SamplerClient:
 
     Args:
       snapshot: its version must exceed what this session published before.
+      interrupt: activate it at once; open episodes go on with it.
 
     Returns:
       sha256 of the snapshot's bytes, 64 hex digits.
@@ -206,7 +209,12 @@ class SamplerClient:
         active.active_weights_checksum,
       ):
         self._installer.stage(connection.stub, snapshot, self.session_id)
-        self._installer.activate(connection.stub, snapshot, self.session_id)
+        if interrupt:
+          # Answers of the new version may overtake the one to this call.
+          self._snapshots[version] = checksum
+        self._installer.activate(
+          connection.stub, snapshot, self.session_id, interrupt=interrupt
+        )
     self._snapshots[version] = checksum
     return checksum
 

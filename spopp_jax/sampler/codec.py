@@ -32,6 +32,7 @@ def encode_request(request: base.Request) -> sampler_pb2.Request:
       policy_version=request.policy_version,
       seed=request.seed,
       sampling=_encode_sampling(request.sampling),
+      crosses_versions=request.crosses_versions,
     )
   except (ValueError, TypeError) as error:
     # protobuf refuses numbers outside a field's range and wrong types.
@@ -61,6 +62,7 @@ def decode_request(message: sampler_pb2.Request) -> base.Request:
     policy_version=version,
     seed=message.seed,
     sampling=_decode_sampling(message.sampling, check),
+    crosses_versions=message.crosses_versions,
   )
 
 
@@ -87,6 +89,10 @@ def encode_trajectory(trajectory: types.Trajectory) -> sampler_pb2.Trajectory:
     seconds=trajectory.seconds,
     detail=trajectory.detail,
     logprob_kind=int(trajectory.logprob_kind),  # type: ignore[arg-type]
+    spans=[
+      sampler_pb2.VersionSpan(**dataclasses.asdict(span))
+      for span in trajectory.spans
+    ],
     **payload.encode(trajectory),
   )
 
@@ -116,6 +122,7 @@ def encode_reply(
     action_mask=np.zeros(0, bool),
     behaviour_logprobs=np.zeros(0, np.float32),
     kept=None,
+    spans=(),
     detail=f'the answer has {size} bytes, a message at most {max_bytes}: '
     'lower top_k or top_p, so that fewer ids are kept, or raise '
     'max_message_bytes on both sides',
@@ -173,6 +180,7 @@ def decode_trajectory(
     logprob_kind=_member(
       types.LogprobKind, message.logprob_kind, 'logprob_kind', check
     ),
+    spans=_decode_spans(message, check),
     **arrays._asdict(),
   )
 
@@ -218,6 +226,48 @@ def _check_origin(
     message.seconds,
     'finite and >= 0',
   )
+
+
+def _decode_spans(
+  message: sampler_pb2.Trajectory, check: errors.Checker
+) -> tuple[types.VersionSpan, ...]:
+  spans = tuple(
+    types.VersionSpan(
+      span.policy_version, span.weights_checksum, span.num_actions
+    )
+    for span in message.spans
+  )
+  if not spans:
+    return ()
+  versions = [span.policy_version for span in spans]
+  check.that(
+    len(spans) > 1 and versions == sorted(set(versions)),
+    'spans.policy_version',
+    versions,
+    'several, rising',
+  )
+  first = (message.policy_version, message.weights_checksum)
+  check.that(
+    (spans[0].policy_version, spans[0].weights_checksum) == first,
+    'spans',
+    f'from version {versions[0]} on',
+    f'from policy_version {first[0]} and its checksum on',
+  )
+  lengths = [span.num_actions for span in spans]
+  check.that(
+    min(lengths) >= 1 and sum(lengths) == message.num_actions,
+    'spans.num_actions',
+    lengths,
+    f'positive, {message.num_actions} in sum',
+  )
+  for span in spans:
+    check.that(
+      _CHECKSUM.fullmatch(span.weights_checksum),
+      'spans.weights_checksum',
+      repr(span.weights_checksum),
+      '64 hex digits',
+    )
+  return spans
 
 
 def _decode_reward(

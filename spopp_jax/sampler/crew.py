@@ -6,11 +6,18 @@ an event, as replies and losses do. Events are handled one at a time.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
 from spopp_jax import types
-from spopp_jax.sampler import base, errors, member, placement, weights
+from spopp_jax.sampler import (
+  base,
+  errors,
+  member,
+  placement,
+  publication,
+  weights,
+)
 
 _LOG = logging.getLogger(__name__)
 # A sampler that dies of what it is asked would be restored for ever.
@@ -68,6 +75,7 @@ class Crew:
     clock: Callable[[], float],
     run_beside: Callable[[Callable[[], None]], None],
     events: Events,
+    store: publication.Store | None,
   ):
     """Begins to connect to every service; arguments as of `pool.Pool`.
 
@@ -81,6 +89,7 @@ class Crew:
       clock: seconds, monotonic.
       run_beside: runs what takes long.
       events: where the ends of that, and arrivals, are put.
+      store: where snapshots are written, if they are.
     """
     self._names = names
     self._make_connect = make_connect
@@ -91,6 +100,7 @@ class Crew:
     self._clock = clock
     self._run_beside = run_beside
     self._events = events
+    self._store = store
     self._snapshot: weights.Snapshot | None = None
     self._interrupt = False
     self._alone_since_s = clock()
@@ -117,6 +127,11 @@ class Crew:
     """Sends what waits to whoever has room."""
     for one in self._placement.place(self.members.values()):
       self._lose(one)
+    while self._placement.hopeless:
+      request = self._placement.hopeless.pop()
+      detail = 'samplers were lost or silent, and no other can be asked'
+      status = types.Status.SAMPLER_ERROR
+      self._deliver(base.unanswered(request, status, detail))
 
   def close(self) -> None:
     """Closes every connection."""
@@ -163,7 +178,7 @@ class Crew:
   def _install(self, one: member.Member, snapshot: weights.Snapshot) -> None:
     assert one.source is not None
     try:
-      one.source.install(snapshot)
+      one.source.install(snapshot, interrupt=self._interrupt)
     except errors.SamplerError as error:
       self._events.put(Event(one, 'failed', error))
     else:
@@ -181,7 +196,7 @@ class Crew:
         return
     else:
       # A service that was restarted knows of nothing.
-      self._take_away(one, list(one.owes), 'was restarted')
+      self._placement.take_away(one, list(one.owes), silent=False)
     self._placement.offer(one)
     self._advance(one)
 
@@ -194,7 +209,12 @@ class Crew:
     if one.source is None:  # it arrived before the news of the connection
       self._events.put(Event(one, 'arrival', arrival))
       return
-    trajectory = one.source.receive(arrival)
+    try:
+      trajectory = one.source.receive(arrival)
+    except errors.InvalidMessage as error:
+      # Whose answer it was shows when that does not come.
+      _LOG.warning('%s sent what is no answer: %s', one.name, error)
+      return
     if trajectory is not None:
       one.losses_in_a_row = 0
       self._placement.answered(one, trajectory.request_id)
@@ -252,7 +272,7 @@ class Crew:
       reason,
     )
     if others:
-      self._take_away(one, list(one.owes), 'was lost')
+      self._placement.take_away(one, list(one.owes), silent=False)
     self._run_beside(lambda: self._reconnect(one, new_session=others))
 
   def _drop(self, one: member.Member, reason: str) -> None:
@@ -262,22 +282,13 @@ class Crew:
     if not one.leaving:
       self._refused.add(one.name)
     one.connected = False
-    self._take_away(one, list(one.owes), 'left')
+    self._lease(one, -1)
+    self._placement.take_away(one, list(one.owes), silent=False)
     if one.source is not None:
       self._run_beside(one.source.close)
-    if not self.members:
+    if not self.members and not one.leaving:
       raise self.last_problem or errors.SamplerLost(
         f'no sampler is left; the last, {one.name}: {reason}'
-      )
-
-  def _take_away(
-    self, one: member.Member, request_ids: Sequence[str], what: str
-  ) -> None:
-    for request in self._placement.take_away(one, request_ids):
-      self._deliver(
-        base.unanswered(
-          request, types.Status.SAMPLER_ERROR, f'{one.name} {what}; no try left'
-        )
       )
 
   def _advance(self, one: member.Member) -> None:
@@ -292,7 +303,21 @@ class Crew:
     ):
       return
     one.installing = True
+    self._lease(one, snapshot.version)
     self._run_beside(lambda: self._install(one, snapshot))
+
+  def _lease(self, one: member.Member, version: int) -> None:
+    """Keeps one version for a member (-1: none), removes what nobody needs."""
+    if self._store is None:
+      return
+    if version >= 0:
+      self._store.lease(version, one.name)
+    if one.leased not in (-1, version):
+      self._store.release(one.leased, one.name)
+    one.leased = version
+    removed = self._store.collect()
+    if removed:
+      _LOG.info('versions %s were removed: nobody needs them', removed)
 
   def tick(self, now: float) -> None:
     """Looks at what no event tells of: silence, names, loneliness.
@@ -338,7 +363,7 @@ class Crew:
       ', '.join(overdue[:_SHOWN]),
       self._request_timeout_s,
     )
-    self._take_away(one, overdue, 'is silent')
+    self._placement.take_away(one, overdue, silent=True)
 
   def _follow_names(self) -> None:
     names = list(self._names())

@@ -88,14 +88,27 @@ class Installer:
       self._send(stub, snapshot, session_id, deadline)
 
   def activate(
-    self, stub: Any, snapshot: weights.Snapshot, session_id: str
+    self,
+    stub: Any,
+    snapshot: weights.Snapshot,
+    session_id: str,
+    *,
+    interrupt: bool,
   ) -> None:
-    """Runs phase two; raises grpc.RpcError as `stage`."""
+    """Runs phase two; raises grpc.RpcError as `stage`.
+
+    Args:
+      stub: of the service.
+      snapshot: what was staged.
+      session_id: the service's current one.
+      interrupt: switch under the open episodes.
+    """
     stub.Activate(
       sampler_pb2.ActivateRequest(
         policy_version=snapshot.version,
         weights_checksum=snapshot.checksum,
         session_id=session_id,
+        interrupt=interrupt,
       ),
       timeout=self._deadline_s,
     )

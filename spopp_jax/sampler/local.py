@@ -120,9 +120,11 @@ class LocalSampler:
     """See `SamplerClient.publish`."""
     return self._client.publish(params, version)
 
-  def install(self, snapshot: weights.Snapshot) -> str:
+  def install(
+    self, snapshot: weights.Snapshot, *, interrupt: bool = False
+  ) -> str:
     """See `SamplerClient.install`."""
-    return self._client.install(snapshot)
+    return self._client.install(snapshot, interrupt=interrupt)
 
   def receive(self, arrival: connection.Arrival) -> types.Trajectory | None:
     """See `SamplerClient.receive`."""

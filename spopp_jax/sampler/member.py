@@ -29,7 +29,9 @@ class Source(Protocol):
   def receive(self, arrival: Any) -> types.Trajectory | None:
     """Takes in what it delivered."""
 
-  def install(self, snapshot: weights.Snapshot) -> str:
+  def install(
+    self, snapshot: weights.Snapshot, *, interrupt: bool = False
+  ) -> str:
     """Transfers and activates a snapshot."""
 
   def reconnect(self, deadline_s: float, *, new_session: bool = False) -> None:
@@ -57,6 +59,7 @@ class Member:
     version: its active snapshot; -1 for none.
     owes: the requests it was sent, oldest first, each with the time then.
     losses_in_a_row: losses since its last answer.
+    leased: the version that is kept on the disk for it; -1 for none.
   """
 
   name: str
@@ -70,6 +73,7 @@ class Member:
     default_factory=dict
   )
   losses_in_a_row: int = 0
+  leased: int = -1
 
   @property
   def room(self) -> int:

@@ -16,6 +16,8 @@ class Placement:
 
   Attributes:
     redispatched: requests that were taken from a member, so far.
+    hopeless: requests that are not held any more and nobody answers: their
+      tries are used up, or every member was asked in vain.
   """
 
   def __init__(
@@ -38,6 +40,7 @@ class Placement:
     self._serial = itertools.count()
     self._version: int | None = None
     self.redispatched = 0
+    self.hopeless: list[base.Request] = []
 
   @property
   def is_empty(self) -> bool:
@@ -53,8 +56,7 @@ class Placement:
 
   def answered(self, one: member.Member, request_id: str) -> None:
     """Forgets a request, whoever answered it."""
-    self._open.pop(request_id, None)
-    self._asked.pop(request_id, None)
+    self._drop(request_id)
     if one.owes.pop(request_id, None) is not None:
       self.offer(one)
 
@@ -77,6 +79,7 @@ class Placement:
     Returns:
       Those that turned out to be lost.
     """
+    members = list(members)
     lost = []
     while self._waiting:
       request = self._waiting[0]
@@ -84,41 +87,48 @@ class Placement:
         self._waiting.popleft()
         continue
       one = self._choose(request)
+      if one is None and self._was_asked_of(request, members):
+        self._waiting.popleft()
+        self._drop(request.request_id)
+        self.hopeless.append(request)
+        continue
       if one is None:
         break
       self._waiting.popleft()
+      if self._version is not None and request.policy_version < self._version:
+        request = dataclasses.replace(request, policy_version=self._version)
       if not self._send(one, request):
         lost.append(one)
     # Skipped entries gather below those that are used.
-    if len(self._by_room) > 64 + 4 * len(members := list(members)):
+    if len(self._by_room) > 64 + 4 * len(members):
       self._by_room.clear()
       for one in members:
         self.offer(one)
     return lost
 
   def take_away(
-    self, one: member.Member, request_ids: Sequence[str]
-  ) -> list[base.Request]:
+    self, one: member.Member, request_ids: Sequence[str], *, silent: bool
+  ) -> None:
     """Has requests that a member owes sent to others, before all that wait.
 
-    Returns:
-      Those that have no try left; they are no longer held.
+    Args:
+      one: the member.
+      request_ids: of what it owes.
+      silent: it may still answer, so it is not asked again for these.
     """
-    given_up = []
     for request_id in reversed(request_ids):
       request, _ = one.owes.pop(request_id)
       if request_id not in self._open:
         continue
-      if self._budget.spend(request_id):
+      if not self._budget.spend(request_id):
+        self._drop(request_id)
+        self.hopeless.append(request)
+        continue
+      if silent:
         self._asked.setdefault(request_id, set()).add(one)
-        self._waiting.appendleft(request)
-        self.redispatched += 1
-      else:
-        del self._open[request_id]
-        self._asked.pop(request_id, None)
-        given_up.append(request)
+      self._waiting.appendleft(request)
+      self.redispatched += 1
     self.offer(one)
-    return given_up
 
   def resend(self, one: member.Member) -> bool:
     """Asks a member again for all it owes; says whether it could be asked."""
@@ -157,21 +167,28 @@ class Placement:
         passed.append(entry)
       else:
         chosen = one
-    if chosen is None and passed:
-      # There is nobody else.
-      chosen = passed.pop(0)[2]
     for entry in passed:
       heapq.heappush(self._by_room, entry)
     return chosen
+
+  def _was_asked_of(
+    self, request: base.Request, members: Sequence[member.Member]
+  ) -> bool:
+    """Whether every member that is there was asked in vain."""
+    asked = self._asked.get(request.request_id, set())
+    there = [one for one in members if one.connected and not one.leaving]
+    return bool(there) and asked.issuperset(there)
+
+  def _drop(self, request_id: str) -> None:
+    self._open.pop(request_id, None)
+    self._asked.pop(request_id, None)
 
   def _serves(self, one: member.Member) -> bool:
     return self._version is None or one.version == self._version
 
   def _send(self, one: member.Member, request: base.Request) -> bool:
-    """Sends a request, under the version required by now; False: lost."""
+    """Sends a request; says whether the member could be reached."""
     assert one.source is not None
-    if self._version is not None and request.policy_version < self._version:
-      request = dataclasses.replace(request, policy_version=self._version)
     one.owes[request.request_id] = (request, self._clock())
     try:
       one.source.submit([request])

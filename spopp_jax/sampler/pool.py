@@ -23,6 +23,7 @@ from spopp_jax.sampler import (
   errors,
   member,
   placement,
+  publication,
   retries,
   weights,
 )
@@ -52,6 +53,7 @@ class Pool:
     budget: retries.RetryBudget,
     request_timeout_s: float,
     recovery_timeout_s: float,
+    store: publication.Store | None = None,
     clock: Callable[[], float] = time.monotonic,
     run_beside: Callable[[Callable[[], None]], None] = _in_a_thread,
     events: crew.Events | None = None,
@@ -65,11 +67,14 @@ class Pool:
       budget: tries a rollout has left.
       request_timeout_s: longest wait for an answer from one member.
       recovery_timeout_s: longest time without any connected member.
+      store: directory that snapshots are written to once for all members;
+        without it they are sent from memory.
       clock: seconds, monotonic.
       run_beside: runs what takes long, by default in a thread.
       events: where events wait.
     """
     self._clock = clock
+    self._store = store
     self._events: crew.Events = events or queue.SimpleQueue()
     self._lock = threading.RLock()
     self._answers: queue.SimpleQueue[types.Trajectory | errors.SamplerError] = (
@@ -86,6 +91,7 @@ class Pool:
       clock=clock,
       run_beside=run_beside,
       events=self._events,
+      store=store,
     )
     self._thread: threading.Thread | None = None
     self._closed = threading.Event()
@@ -171,7 +177,10 @@ class Pool:
     Returns:
       sha256 of the snapshot's bytes, 64 hex digits.
     """
-    snapshot = weights.snapshot(params, version)
+    if self._store is None:
+      snapshot = weights.snapshot(params, version)
+    else:
+      snapshot = self._store.write(params, version)
     with self._lock:
       self._crew.publish(snapshot, interrupt=interrupt)
     return snapshot.checksum

@@ -119,18 +119,20 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_turns: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("request_id", "task_id", "policy_version", "seed", "sampling")
+    __slots__ = ("request_id", "task_id", "policy_version", "seed", "sampling", "crosses_versions")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CROSSES_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     task_id: str
     policy_version: int
     seed: int
     sampling: SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., policy_version: _Optional[int] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    crosses_versions: bool
+    def __init__(self, request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., policy_version: _Optional[int] = ..., seed: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., crosses_versions: _Optional[bool] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("request_ids",)
@@ -172,8 +174,18 @@ class KeptIds(_message.Message):
     offsets: Array
     def __init__(self, ids: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
+class VersionSpan(_message.Message):
+    __slots__ = ("policy_version", "weights_checksum", "num_actions")
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    policy_version: int
+    weights_checksum: str
+    num_actions: int
+    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., num_actions: _Optional[int] = ...) -> None: ...
+
 class Trajectory(_message.Message):
-    __slots__ = ("schema_version", "request_id", "task_id", "status", "reward", "policy_version", "weights_checksum", "tokens", "action_mask", "behaviour_logprobs", "num_actions", "payload_crc32", "num_turns", "sampling", "seconds", "detail", "logprob_kind", "kept")
+    __slots__ = ("schema_version", "request_id", "task_id", "status", "reward", "policy_version", "weights_checksum", "tokens", "action_mask", "behaviour_logprobs", "num_actions", "payload_crc32", "num_turns", "sampling", "seconds", "detail", "logprob_kind", "kept", "spans")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +204,7 @@ class Trajectory(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_KIND_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     request_id: str
     task_id: str
@@ -210,7 +223,8 @@ class Trajectory(_message.Message):
     detail: str
     logprob_kind: LogprobKind
     kept: KeptIds
-    def __init__(self, schema_version: _Optional[int] = ..., request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., status: _Optional[_Union[Status, str]] = ..., reward: _Optional[float] = ..., policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., action_mask: _Optional[_Union[Array, _Mapping]] = ..., behaviour_logprobs: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ..., payload_crc32: _Optional[int] = ..., num_turns: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seconds: _Optional[float] = ..., detail: _Optional[str] = ..., logprob_kind: _Optional[_Union[LogprobKind, str]] = ..., kept: _Optional[_Union[KeptIds, _Mapping]] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    def __init__(self, schema_version: _Optional[int] = ..., request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., status: _Optional[_Union[Status, str]] = ..., reward: _Optional[float] = ..., policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., action_mask: _Optional[_Union[Array, _Mapping]] = ..., behaviour_logprobs: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ..., payload_crc32: _Optional[int] = ..., num_turns: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seconds: _Optional[float] = ..., detail: _Optional[str] = ..., logprob_kind: _Optional[_Union[LogprobKind, str]] = ..., kept: _Optional[_Union[KeptIds, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ...) -> None: ...
 
 class RolloutReply(_message.Message):
     __slots__ = ("trajectory",)
@@ -277,14 +291,16 @@ class PublishReply(_message.Message):
     def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ...) -> None: ...
 
 class ActivateRequest(_message.Message):
-    __slots__ = ("policy_version", "weights_checksum", "session_id")
+    __slots__ = ("interrupt", "policy_version", "weights_checksum", "session_id")
+    INTERRUPT_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    interrupt: bool
     policy_version: int
     weights_checksum: str
     session_id: str
-    def __init__(self, policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, interrupt: _Optional[bool] = ..., policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ActivateReply(_message.Message):
     __slots__ = ("policy_version", "weights_checksum")

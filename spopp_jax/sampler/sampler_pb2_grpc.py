@@ -142,7 +142,8 @@ class SamplerServicer:
 
     def Activate(self, request, context):
         """Phase two: waits until every accepted request of the old version has
-        ended, then switches. Requests that arrive meanwhile wait for the switch.
+        ended, or not if it interrupts, then switches. Requests that arrive
+        meanwhile wait for the switch.
         Naming the active version and its checksum again changes nothing and is
         answered OK. FAILED_PRECONDITION: no such staged snapshot, or the engine
         refused it. DEADLINE_EXCEEDED: the old version did not drain before the

@@ -87,7 +87,9 @@ class Staging:
     """Switches to what is held aside."""
     named = (request.policy_version, request.weights_checksum)
     if named != self._worker.active:
-      refusal = self._switch(session, named, context)
+      refusal = self._switch(
+        session, named, context, interrupt=request.interrupt
+      )
       if refusal is not None:
         context.abort(*refusal)
     return sampler_pb2.ActivateReply(
@@ -118,7 +120,12 @@ class Staging:
           session.incoming = None
 
   def _switch(
-    self, session: session_lib.Session, named: tuple[int, str], context: Any
+    self,
+    session: session_lib.Session,
+    named: tuple[int, str],
+    context: Any,
+    *,
+    interrupt: bool,
   ) -> tuple[grpc.StatusCode, str] | None:
     """Activates the staged snapshot; returns why that failed, or None."""
     with self._lock:
@@ -137,7 +144,7 @@ class Staging:
         'Activate needs a deadline on the call',
       )
     activation = worker_lib.Activation(
-      staged, session.book, time.monotonic() + timeout_s
+      staged, session.book, time.monotonic() + timeout_s, interrupt
     )
     self._worker.send(activation)
     while not activation.done.wait(worker_lib.POLL_S):

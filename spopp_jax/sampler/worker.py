@@ -39,6 +39,7 @@ class Activation:
     snapshot: what to switch to.
     book: whose requests must end first; the switch is theirs alone.
     deadline_s: when to give up, on the monotonic clock.
+    interrupt: switch under the open episodes.
     done: set once the fields below are final.
     refusal: why the old snapshot is still active; '' when it is not.
     is_late: True when the old version did not drain in time.
@@ -47,6 +48,7 @@ class Activation:
   snapshot: Snapshot
   book: ledger.Ledger
   deadline_s: float
+  interrupt: bool = False
   done: threading.Event = dataclasses.field(default_factory=threading.Event)
   refusal: str = ''
   is_late: bool = False
@@ -152,7 +154,7 @@ class Worker:
         f'version {self.active[0]} did not drain in time: '
         f'{self._driver.num_open} episodes are open'
       )
-    elif not self._driver.is_idle:
+    elif not (activation.interrupt or self._driver.is_idle):
       return
     else:
       self._load(activation)

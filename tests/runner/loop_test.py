@@ -246,3 +246,65 @@ def test_a_proxy_ratio_is_refused_or_told(load):
   )
   (record,) = metrics.read_metrics(result.directory)
   assert record['proxy_ratio_fraction'] == 1
+
+
+@pytest.mark.parametrize('max_lag', [0, 2])
+@pytest.mark.parametrize('policy', ['bounded', 'interruptible'])
+def test_work_that_crosses_publications_keeps_the_bound(load, policy, max_lag):
+  config = load(
+    f'dispatch.staleness={policy}',
+    f'dispatch.max_lag={max_lag}',
+    'dispatch.in_flight=10',
+  )
+  result, sampler = tiny_world.watched(config)
+  records = metrics.read_metrics(result.directory)
+  assert {record['trajectories'] for record in records} == {6}
+  assert max(record['lag_events_max'] for record in records) <= max_lag
+  crossed = [t for t in sampler.returned if t.spans]
+  assert bool(crossed) == (policy == 'interruptible' and max_lag > 0)
+  for t in crossed:
+    assert t.token_versions.max() <= t.policy_version + max_lag
+
+
+def test_no_lag_is_the_synchronous_run_bit_for_bit(load):
+  plain = ('run.steps=3', 'dispatch.max_lag=0', 'dispatch.in_flight=6')
+  runs = []
+  for number, policy in enumerate(('drain', 'bounded', 'interruptible')):
+    config = load(
+      *plain, f'dispatch.staleness={policy}', f'run.name=run-{number}'
+    )
+    tiny_world.run(config)
+    runs.append(dict(tiny_world.leaves(tiny_world.checkpoint(config).arrays)))
+  for other in runs[1:]:
+    assert other.keys() == runs[0].keys()
+    for name, array in other.items():
+      np.testing.assert_array_equal(array, runs[0][name], err_msg=name)
+
+
+def test_every_lag_of_a_scheduled_run_is_as_drawn(load):
+  config = load(
+    'run.steps=6',
+    'dispatch.staleness=scheduled',
+    'dispatch.max_lag=3',
+    'objective.name=tetpo',
+    'objective.group_size=2',
+  )
+  result, sampler = tiny_world.watched(config)
+  records = metrics.read_metrics(result.directory)
+  assert {record['trajectories'] for record in records} == {6}
+  by_step = {}
+  for request in sampler.requests:
+    if request.request_id.startswith('train-'):
+      step = int(request.request_id.removeprefix('train-')) // 6
+      by_step.setdefault(step, []).append(request.policy_version)
+  for step, versions in sorted(by_step.items())[:6]:
+    lags = np.random.default_rng((config.seed, step)).integers(
+      1, 3, 6, endpoint=True
+    )
+    assert sorted(versions) == sorted(max(0, step - lag) for lag in lags)
+    record = records[step]
+    assert record['lag_events'] == np.mean([step - v for v in versions])
+  # Nothing is asked of a version that was replaced.
+  published = sampler.versions
+  assert published == sorted(published)
+  assert all(t.status == types.Status.OK for t in sampler.returned)

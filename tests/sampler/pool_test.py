@@ -9,7 +9,7 @@ import pytest
 from pool_world import PARAMS, request
 
 from spopp_jax import types
-from spopp_jax.sampler import errors
+from spopp_jax.sampler import errors, publication
 
 Status = types.Status
 
@@ -88,6 +88,28 @@ def test_late_answers_are_passed_on_to_be_counted():
   assert first.asked == ['r0']
 
 
+def test_what_every_service_leaves_unanswered_is_given_back():
+  world = make('a', 'b', attempts=9)
+  submit(world, 0)
+  world.pass_time(25)
+  answer = world.pool.next(1.0)
+  assert (answer.request_id, answer.status) == ('r0', Status.SAMPLER_ERROR)
+  assert [s.asked for s in world.services.values()] == [['r0'], ['r0']]
+
+
+def test_what_is_asked_again_of_a_session_is_the_same_request():
+  # A service refuses an id that comes back with other content.
+  world = make('a', slots=2)
+  submit(world, 0)
+  world.pool.publish(PARAMS, 1)
+  world.services['a'].end(forgets=False)
+  world.settle()
+  assert world.services['a'].held['r0'].policy_version == 0
+  world.services['a'].answer('r0')
+  world.settle()
+  assert world.services['a'].installed == [0, 1]
+
+
 def test_the_only_service_is_asked_again_in_the_same_session():
   world = make('a', slots=2)
   submit(world, 0, 1)
@@ -112,7 +134,7 @@ def test_losses_spend_the_one_budget():
     world.settle()
   answer = world.pool.next(1.0)
   assert (answer.request_id, answer.status) == ('r0', Status.SAMPLER_ERROR)
-  assert 'no try left' in answer.detail
+  assert 'no other can be asked' in answer.detail
   assert not world.budget.spend('r0')
 
 
@@ -246,6 +268,24 @@ def test_what_was_not_sent_is_generated_with_the_newest_version():
   assert service.held['r2'].policy_version == 1
 
 
+def test_versions_are_kept_on_the_disk_as_long_as_a_member_needs_them(tmp_path):
+  store = publication.Store(tmp_path)
+  world = make('a', 'b', store=store)
+  submit(world, 0, 1)
+  world.pool.publish(PARAMS, 1)
+  world.settle()
+  assert store.versions() == [0, 1]
+  for number, service in enumerate(world.services.values()):
+    service.answer(f'r{number}')
+  world.settle()
+  assert store.versions() == [1]
+  world.names.remove('a')
+  world.pass_time(2)
+  world.pool.publish(PARAMS, 2)
+  world.settle()
+  assert store.versions() == [2]
+
+
 def test_a_refused_snapshot_ends_with_its_reason():
   world = make('a')
   error = errors.PublicationError('the engine refused version 1')
@@ -272,16 +312,19 @@ def test_every_request_is_answered_whatever_happens(script):
   world = make(*names, slots=2, attempts=1000, delays=True)
   asked, version = 0, 0
   answers = collections.Counter()
+  losses = collections.Counter()  # one too many in a row takes a service out
   for action, number in script:
     services = list(world.services.values())
     service = services[number % len(services)]
     if action == 'answer' and service.held and not service.lost:
       held_ids = list(service.held)
       service.answer(held_ids[number % len(held_ids)])
+      losses[service.name] = 0
     elif action == 'submit':
       submit(world, *range(asked, asked + number), version=version)
       asked += number
-    elif action in ('end', 'cut') and not service.lost:
+    elif action in ('end', 'cut') and losses[service.name] < 3:
+      losses[service.name] += not service.lost
       service.end(forgets=action == 'end')
     elif action == 'publish':
       version += 1

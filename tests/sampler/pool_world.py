@@ -129,7 +129,8 @@ class Service:
       return None
     return arrival
 
-  def install(self, snapshot):
+  def install(self, snapshot, *, interrupt=False):
+    del interrupt
     if self.install_error:
       raise self.install_error
     self.installed.append(snapshot.version)
