@@ -93,6 +93,7 @@ class Batcher:
     self.on_finished: Callable[[], object] = lambda: None
     self._waiting: dict[str, types.Ticket] = {}
     self._members: dict[Group, list[Finished]] = {}
+    self._open_versions: collections.Counter[int] = collections.Counter()
     self._tasks: dict[Group, str] = {}
     self._owed: collections.Counter[Group] = collections.Counter()
     self._received: list[Finished] = []
@@ -107,6 +108,16 @@ class Batcher:
   def in_flight(self) -> list[types.Ticket]:
     """Tickets that have not been answered, oldest first."""
     return list(self._waiting.values())
+
+  @property
+  def num_in_flight(self) -> int:
+    """Number of tickets that have not been answered."""
+    return len(self._waiting)
+
+  @property
+  def oldest_open(self) -> int | None:
+    """The oldest version asked of an open group; None without any."""
+    return min(self._open_versions, default=None)
 
   @property
   def held(self) -> list[Finished]:
@@ -133,15 +144,16 @@ class Batcher:
         self._tasks[group] = ticket.task_id
         self.busy[ticket.task_id] += 1
       # A group may have finished but for members that come only now.
-      version = self.finished.pop(group, ticket.policy_version)
-      self.open[group] = min(
-        version, ticket.policy_version, self.open.get(group, version)
-      )
+      before = self.finished.pop(group, self._forget_version(group))
+      version = ticket.policy_version
+      version = version if before is None else min(version, before)
+      self.open[group] = version
+      self._open_versions[version] += 1
     self.dispatched += len(tickets)
     self._sampler.submit([self._request(ticket) for ticket in tickets])
 
   def wait(self, reason: Callable[[], str] = lambda: 'a rollout') -> None:
-    """Takes in the next reply.
+    """Takes in the next reply and all others that are there.
 
     Args:
       reason: what the caller waits for, in words.
@@ -169,6 +181,8 @@ class Batcher:
         )
     self._pauses.over()
     self._accept(trajectory)
+    for _ in range(self._sampler.num_arrived):
+      self._accept(self._sampler.next(0.0))
 
   def drain(self) -> list[Finished]:
     """Waits until nothing is in flight; returns all that was not taken."""
@@ -253,9 +267,18 @@ class Batcher:
     self.busy[task_id] -= 1
     if not self.busy[task_id]:
       del self.busy[task_id]
-    version = self.open.pop(group)
-    if group in self._members:
+    version = self._forget_version(group)
+    if group in self._members and version is not None:
       self.finished[group] = version
+
+  def _forget_version(self, group: Group) -> int | None:
+    """Takes a group out of the open ones; returns its version if it was."""
+    version = self.open.pop(group, None)
+    if version is not None:
+      self._open_versions[version] -= 1
+      if not self._open_versions[version]:
+        del self._open_versions[version]
+    return version
 
   def _retry(self, ticket: types.Ticket, why: str) -> None:
     """Asks once more with the same frozen baseline, or gives up."""

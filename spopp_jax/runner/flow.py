@@ -100,9 +100,9 @@ class Flow:
       chosen = self.staleness.choose(clock, self.batcher)
       if chosen is not None:
         break
-      if not self.batcher.in_flight:
+      if not self.batcher.num_in_flight:
         self.dispatch()
-      if not self.batcher.in_flight:
+      if not self.batcher.num_in_flight:
         raise NothingToCollect(
           f'the batch of step {self.collecting} lacks rollouts and none can be '
           'dispatched; the warnings above and the log of the sampler say why'
@@ -115,12 +115,11 @@ class Flow:
     return batch
 
   def _what_is_missing(self) -> str:
-    open_groups = self.batcher.open
     return (
       f'step {self.collecting} has no batch yet: '
       f'{len(self.batcher.finished)} groups have finished, '
-      f'{len(open_groups)} are open, the oldest dispatched under version '
-      f'{min(open_groups.values(), default=None)} of {self.version}'
+      f'{len(self.batcher.open)} are open, the oldest dispatched under version '
+      f'{self.batcher.oldest_open} of {self.version}'
     )
 
   def drain(self) -> list[Finished]:
@@ -166,8 +165,8 @@ class Flow:
     """
     if self.staleness.interrupts:
       return
-    while any(
-      ticket.policy_version < self.version for ticket in self.batcher.in_flight
+    while (oldest := self.batcher.oldest_open) is not None and (
+      oldest < self.version
     ):
       self.batcher.wait(lambda: 'a checkpoint needs the end of older work')
     self.file_outcomes()

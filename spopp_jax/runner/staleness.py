@@ -113,7 +113,7 @@ class Flow:
   ) -> list[types.Ticket]:
     """Dispatches so many requests, as far as prompts are free."""
     busy = batcher.busy
-    free = self.num_tasks * self.per_prompt - sum(busy.values())
+    free = self.num_tasks * self.per_prompt - len(batcher.open)
     groups = min(requests // self.group_size, free)
     if groups <= 0:
       return []
@@ -155,7 +155,7 @@ class Drain(_Stateless):
     batcher: batcher_lib.Batcher,
   ) -> list[types.Ticket]:
     """Fills the flight once; later replaces what failed beyond its tries."""
-    if batcher.in_flight:
+    if batcher.num_in_flight:
       return []
     missing = self._flow.batch - len(batcher.finished)
     wanted = missing * self._flow.group_size
@@ -203,7 +203,7 @@ class Bounded(_Stateless):
     batcher: batcher_lib.Batcher,
   ) -> list[types.Ticket]:
     """Fills the flight as far as the bound admits."""
-    size, flying = self._flow.group_size, len(batcher.in_flight)
+    size, flying = self._flow.group_size, batcher.num_in_flight
     steps = self._max_lag + 1 - (clock.step - clock.version)
     held = (len(batcher.open) + len(batcher.finished)) * size
     room = min(
@@ -220,7 +220,7 @@ class Bounded(_Stateless):
       batcher.discard(
         [group for group, version in batcher.finished.items() if version < last]
       )
-    elif any(version <= last for version in batcher.open.values()):
+    elif batcher.oldest_open is not None and batcher.oldest_open <= last:
       return None
     if self._flow.in_order:
       return self._flow.first(batcher)
@@ -304,7 +304,7 @@ class Scheduled:
     self, clock: Clock, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group] | None:
     """Takes the step's own groups, once nothing is in flight."""
-    if batcher.in_flight:
+    if batcher.num_in_flight:
       return None
     return [
       group

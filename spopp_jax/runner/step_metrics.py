@@ -56,7 +56,7 @@ def of(
     'lag_events': _mean(lags),
     'lag_events_max': float(max(lags, default=0)),
     'length_bias': flow.tally.length_bias,
-    'in_flight': float(len(flow.batcher.in_flight)),
+    'in_flight': float(flow.batcher.num_in_flight),
     'held': float(len(flow.batcher.held)),
     'proxy_ratio_fraction': _mean(
       [not logprob_contract.is_exact(item.trajectory) for item in batch]

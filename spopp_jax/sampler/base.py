@@ -105,7 +105,15 @@ class Engine(Protocol):
 
 
 class Sampler(Protocol):
-  """What the runner asks for rollouts: the service's client or the fake."""
+  """What the runner asks for rollouts: a pool of services or the fake.
+
+  Attributes:
+    num_arrived: answers that `next` returns without waiting.
+  """
+
+  @property
+  def num_arrived(self) -> int:
+    """See above."""
 
   def submit(self, requests: Sequence[Request]) -> None:
     """Queues requests; a known request_id is not run twice."""

@@ -27,6 +27,11 @@ class InProcessSampler:
     self._outstanding: set[str] = set()
     self._finished: collections.deque[types.Trajectory] = collections.deque()
 
+  @property
+  def num_arrived(self) -> int:
+    """Answers that `next` returns without waiting."""
+    return len(self._finished)
+
   def submit(self, requests: Sequence[base.Request]) -> None:
     """Queues requests; an unanswered request_id is not run twice."""
     for request in requests:

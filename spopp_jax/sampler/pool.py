@@ -125,6 +125,11 @@ class Pool:
       self._crew.place()
 
   @property
+  def num_arrived(self) -> int:
+    """Answers that `next` returns without waiting."""
+    return self._answers.qsize()
+
+  @property
   def redispatched(self) -> int:
     """Requests that were taken from a member and asked of another, so far."""
     return self._placement.redispatched

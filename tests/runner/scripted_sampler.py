@@ -89,6 +89,8 @@ class Sampler:
     self._active = None
     self._last = None
 
+  num_arrived = 0
+
   def submit(self, requests):
     for request in requests:
       self.held.append(request)

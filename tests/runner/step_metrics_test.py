@@ -47,7 +47,7 @@ def make_run(updates_done, statuses):
         received=4, received_tokens=60, trained=2, trained_tokens=24
       ),
       batcher=python_types.SimpleNamespace(
-        statuses=statuses, in_flight=['r7'], held=[1, 2, 3]
+        statuses=statuses, num_in_flight=1, held=[1, 2, 3]
       ),
     ),
   )

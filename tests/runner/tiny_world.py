@@ -124,6 +124,10 @@ class Watched:
     self._inner = inner
     self._change = change
 
+  @property
+  def num_arrived(self):
+    return self._inner.num_arrived
+
   def submit(self, requests):
     self.requests.extend(requests)
     self._inner.submit(requests)
@@ -147,6 +151,10 @@ class Shuffled(Watched):
     super().__init__(inner)
     self._rng = random.Random(seed)
     self._ready = []
+
+  @property
+  def num_arrived(self):
+    return len(self._ready)
 
   def next(self, timeout_s):
     if not self._ready:
