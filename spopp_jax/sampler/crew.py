@@ -185,6 +185,9 @@ class Crew:
       self._events.put(Event(one, 'installed', snapshot.version))
 
   def _on_joined(self, one: member.Member, source: member.Source) -> None:
+    if self.members.get(one.name) is not one:  # taken out meanwhile
+      self._run_beside(source.close)
+      return
     if one.source is None:
       one.losses_in_a_row = 0
     before, one.source = one.version, source
