@@ -104,7 +104,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # starts one on this machine. runs/NAME/samplers.txt changes them later.
     addresses=('local',),
     # How snapshots get to a service: directory (runs/NAME/weights, which both
-    # see), grpc (sent in chunks), or auto: sent only to those that do not see it.
+    # see), grpc (sent in chunks), or auto: sent only where that is not seen.
     transport='auto',
     # Episodes decoded side by side.
     slots=96,
@@ -124,6 +124,16 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     rollout_timeout_s=60.0,
     # Time without any service at most, in s.
     recovery_timeout_s=60.0,
+    # PEM file of the CA that signed the services' certificates; '': no TLS.
+    tls_ca='',
+    # PEM file of this run's own certificate, which the services ask for.
+    tls_certificate='',
+    # PEM file of its private key, not encrypted.
+    tls_key='',
+    # File with the token that the services ask for, in one line; '' is none.
+    token_file='',
+    # True takes services on other machines without TLS: anyone may interfere.
+    allow_insecure=False,
   )
   config.dispatch = config_dict.create(
     # Trajectories a learner step.

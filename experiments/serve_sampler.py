@@ -9,6 +9,10 @@ then, with the same settings of `environment` and `sampler`,
       --config.cold_start.policy=runs/quickstart/policy \
       --config.sampler.addresses="('127.0.0.1:50051',)"
 
+A service that other machines reach needs --tls_ca, --tls_certificate and
+--tls_key. They are the service's own; those of the run are
+--config.sampler.tls_ca and so on.
+
 It serves one run at a time, one after another. The policy directory gives
 sizes and tokenizer; parameters come from the runner. One JSON line on standard
 output says when and where it listens.
@@ -23,7 +27,17 @@ from absl import flags
 from spopp_jax import envs
 from spopp_jax.models import policy_files
 from spopp_jax.runner import compilation, config, sampling
-from spopp_jax.sampler import errors, lifeline
+from spopp_jax.sampler import credentials, errors, lifeline
+
+_FILES = {
+  'tls_ca': 'PEM file of the CA that signed the certificates of the runs that '
+  'may connect; a run without one is refused.',
+  'tls_certificate': "PEM file of the service's certificate; its "
+  'subjectAltName names the host that the runs connect to.',
+  'tls_key': 'PEM file of its private key, not encrypted.',
+  'token_file': 'File with one line, at least 16 characters, that a run must '
+  'know to be served; for example of openssl rand -hex 32.',
+}
 
 
 def main(argv: list[str]) -> None:
@@ -35,7 +49,17 @@ def main(argv: list[str]) -> None:
   flags.DEFINE_string(
     'address',
     '127.0.0.1:0',
-    'Loopback host:port (port 0 is any free one) or unix:path.',
+    'host:port (port 0 is any free one) or unix:path; one that other machines '
+    'reach, such as 0.0.0.0:50051, needs the three files of TLS.',
+    flag_values=own,
+  )
+  for name, what in _FILES.items():
+    flags.DEFINE_string(name, '', what, flag_values=own)
+  flags.DEFINE_bool(
+    'allow_insecure',
+    False,
+    'Lets other machines in without TLS. Whoever reaches the address can then '
+    'read and replace rollouts and parameters.',
     flag_values=own,
   )
   settings = config.parse_command_line(argv, own)
@@ -54,6 +78,8 @@ def main(argv: list[str]) -> None:
       policy_files.load(own.policy),
       envs.load_tasks(settings.environment),
       own.address,
+      own=credentials.Credentials(*(own[name].value for name in _FILES)),
+      allow_insecure=own.allow_insecure,
     )
   except (ValueError, errors.SamplerError) as error:
     sys.exit(f'serve_sampler.py: error: {error}')

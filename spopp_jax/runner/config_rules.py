@@ -1,6 +1,7 @@
 """Which values settings may have, alone and together."""
 
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from spopp_jax import objectives, tracker
 from spopp_jax.envs import household
 from spopp_jax.runner import sampler_list, staleness
-from spopp_jax.sampler import options
+from spopp_jax.sampler import credentials
 
 
 class ConfigError(ValueError):
@@ -105,6 +106,42 @@ def check_rules(
   _check_task_types(config.environment.task_types)
   _check_flow(config, _check_method(config))
   _check_shapes(config)
+  _check_samplers(config.sampler)
+
+
+def sampler_credentials(
+  sampler: ml_collections.ConfigDict,
+) -> credentials.Credentials:
+  """Returns the runner's own credentials.
+
+  Raises:
+    ConfigError: a file that is not there; some but not all files of TLS.
+  """
+  names = ('tls_ca', 'tls_certificate', 'tls_key', 'token_file')
+  for name in names:
+    if sampler[name] and not pathlib.Path(sampler[name]).is_file():
+      raise ConfigError(
+        f'sampler.{name} ({sampler[name]!r}) must be a file on this machine; '
+        'the README says how to make one'
+      )
+  try:
+    return credentials.Credentials(*(sampler[name] for name in names))
+  except ValueError as error:
+    raise ConfigError(
+      f'sampler.tls_ca, sampler.tls_certificate, sampler.tls_key: {error}'
+    ) from error
+
+
+def _check_samplers(sampler: ml_collections.ConfigDict) -> None:
+  own = sampler_credentials(sampler)
+  for address in sampler.addresses:
+    try:
+      if address != sampler_list.LOCAL:
+        credentials.check_address(address, own, sampler.allow_insecure)
+    except ValueError as error:
+      raise ConfigError(
+        f"sampler.addresses: {error}, or 'local' to start a service"
+      ) from error
 
 
 def _inside(value: float, interval: str) -> bool:
@@ -181,14 +218,6 @@ def _check_flow(config: ml_collections.ConfigDict, group_size: int) -> None:
       f'({group_size})'
     )
   _check_staleness(config, group_size)
-  for address in config.sampler.addresses:
-    try:
-      if address != sampler_list.LOCAL:
-        options.check_address(address)
-    except ValueError as error:
-      raise ConfigError(
-        f"sampler.addresses: {error}, or 'local' to start a service"
-      ) from error
   name = config.run.name
   if not name or name in ('.', '..') or '/' in name or '\\' in name:
     raise ConfigError(

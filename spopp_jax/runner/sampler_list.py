@@ -2,9 +2,9 @@
 
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from spopp_jax.sampler import options
+from spopp_jax.sampler import credentials
 
 LOCAL = 'local'
 FILE = 'samplers.txt'
@@ -19,13 +19,20 @@ _HEAD = """\
 class SamplerList:
   """The addresses in runs/NAME/samplers.txt, read again when it changes."""
 
-  def __init__(self, directory: pathlib.Path, addresses: Sequence[str]):
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    addresses: Sequence[str],
+    check_address: Callable[[str], None] = credentials.check_address,
+  ):
     """Writes the file.
 
     Args:
       directory: the run's.
       addresses: of services; each `local` is numbered, `local-0` and so on.
+      check_address: raises ValueError for an added one that may not be used.
     """
+    self._check_address = check_address
     self._path = directory / FILE
     self._names: list[str] = []
     for address in addresses:
@@ -65,7 +72,7 @@ class SamplerList:
     if line.startswith(LOCAL + '-'):
       return True
     try:
-      options.check_address(line)
+      self._check_address(line)
     except ValueError as error:
       _LOG.warning('%s: %s; the line is left out', self._path, error)
       return False

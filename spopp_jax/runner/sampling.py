@@ -1,5 +1,6 @@
 """Builds both ends of the sampler service from one configuration."""
 
+import functools
 import pathlib
 import sys
 
@@ -8,11 +9,18 @@ import ml_collections
 from spopp_jax import types
 from spopp_jax.envs import base as envs
 from spopp_jax.models import parameters, policy_files
-from spopp_jax.runner import batcher, pauses, preemption, sampler_list
+from spopp_jax.runner import (
+  batcher,
+  config_rules,
+  pauses,
+  preemption,
+  sampler_list,
+)
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import (
   client,
+  credentials,
   engine,
   handshake,
   local,
@@ -97,6 +105,9 @@ def serve(
   policy: policy_files.Policy,
   tasks: envs.TaskSuite,
   address: str,
+  *,
+  own: credentials.Credentials = credentials.NONE,
+  allow_insecure: bool = False,
 ) -> service.SamplerServer:
   """Starts the service in this process.
 
@@ -105,12 +116,16 @@ def serve(
     policy: sizes and tokenizer; its parameters are not loaded, the runner
       publishes.
     tasks: what can be asked for.
-    address: loopback host:port (port 0 is any free one) or unix:path.
+    address: host:port (port 0 is any free one) or unix:path.
+    own: the service's credentials; those in the block sampler are the runner's.
+    allow_insecure: True lets other machines in without TLS.
   """
   return service.serve(
     make_driver(config, policy, tasks),
     model_fingerprint=parameters.fingerprint(policy.config),
     address=address,
+    own=own,
+    allow_insecure=allow_insecure,
     max_pending=MAX_PENDING,
   )
 
@@ -145,6 +160,8 @@ def connect(
   )
   timeout_s = config.sampler.connect_timeout_s
   transport = config.sampler.transport
+  own = config_rules.sampler_credentials(config.sampler)
+  allow_insecure = config.sampler.allow_insecure
 
   def make_connect(name: str) -> member.Connect:
     if name.startswith(sampler_list.LOCAL):
@@ -159,6 +176,8 @@ def connect(
     return lambda deliver: client.SamplerClient(
       name,
       expected,
+      own=own,
+      allow_insecure=allow_insecure,
       connect_deadline_s=timeout_s,
       transport=transport,
       deliver=deliver,
@@ -167,7 +186,13 @@ def connect(
   store = None
   if transport != 'grpc':
     store = publication.Store(directory / 'weights')
-  names = sampler_list.SamplerList(directory, config.sampler.addresses)
+  names = sampler_list.SamplerList(
+    directory,
+    config.sampler.addresses,
+    functools.partial(
+      credentials.check_address, credentials=own, allow_insecure=allow_insecure
+    ),
+  )
   samplers = pool.Pool(
     names,
     make_connect,

@@ -8,7 +8,7 @@ client      the sampler over a channel (connection)
 local       the sampler as a child process (lifeline)
 service     answers the calls; worker runs them, ledger accounts for them,
             session says for which runner
-handshake, codec, weights, options, errors: what both sides share
+handshake, codec, weights, options, credentials, errors: what both sides share
 
 `make proto` writes sampler_pb2* from sampler.proto:
 python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \

@@ -14,6 +14,7 @@ from spopp_jax import types
 from spopp_jax.sampler import (
   base,
   codec,
+  credentials,
   errors,
   handshake,
   installation,
@@ -28,6 +29,7 @@ _logger = logging.getLogger(__name__)
 
 _CALL_DEADLINE_S = 30.0
 _KEPT_ACKNOWLEDGEMENTS = 4096
+_PAUSE_S = 0.1
 
 
 class SamplerClient:
@@ -50,6 +52,8 @@ class SamplerClient:
     expected: handshake.Expectation,
     *,
     limits: options.ChannelLimits | None = None,
+    own: credentials.Credentials = credentials.NONE,
+    allow_insecure: bool = False,
     connect_deadline_s: float = 20.0,
     publish_deadline_s: float = 300.0,
     transport: installation.Transport = 'auto',
@@ -58,9 +62,11 @@ class SamplerClient:
     """Connects and shakes hands.
 
     Args:
-      address: loopback 'host:port' or 'unix:path'.
+      address: 'host:port' or 'unix:path'; another machine needs TLS.
       expected: what the service must be.
       limits: channel limits; the service must have the same.
+      own: this end's credentials; the files are read at every connection.
+      allow_insecure: True takes another machine without TLS, with a warning.
       connect_deadline_s: wait for a service to answer.
       publish_deadline_s: wait for each phase of a publication.
       transport: how snapshots get there; see `installation.Installer`.
@@ -69,13 +75,15 @@ class SamplerClient:
         thread and has no use for `next`.
 
     Raises:
-      ValueError: the address leaves this machine, or `transport` is another
-        word.
+      ValueError: the address leaves this machine without TLS, or `transport`
+        is another word.
+      CredentialsUnusable: a file of the credentials is no good.
       SamplerLost: no service answers in time.
-      HandshakeRefused: the service is not the expected one, or works for
-        another runner.
+      HandshakeRefused: the service is not the expected one, takes other
+        credentials, or works for another runner.
     """
-    options.check_address(address)
+    credentials.check_address(address, own, allow_insecure)
+    self._own = own
     self.session_id = uuid.uuid4().hex
     self.address = address
     self.counts: collections.Counter[str] = collections.Counter()
@@ -202,7 +210,7 @@ class SamplerClient:
     version, checksum = snapshot.version, snapshot.checksum
     connection = self._connection
     with connection.calls(f'handshake before version {version}'):
-      active = self._shake_hands(connection, _CALL_DEADLINE_S, wait=False)
+      active = self._shake_hands(connection, _CALL_DEADLINE_S)
     with connection.calls(f'publication of version {version}', publishing=True):
       if (version, checksum) != (
         active.active_policy_version,
@@ -257,11 +265,11 @@ class SamplerClient:
 
   def _connect(self, deadline_s: float) -> connection_lib.Connection:
     connection = connection_lib.Connection(
-      self.address, self._limits, self._deliver
+      self.address, self._limits, self._deliver, self._own
     )
     try:
       with connection.calls(f'connection within {deadline_s} s'):
-        self.service = self._shake_hands(connection, deadline_s, wait=True)
+        self.service = self._first_handshake(connection, deadline_s)
       handshake.check_description(self.service, self._expected)
     except errors.SamplerError:
       connection.close()
@@ -274,17 +282,38 @@ class SamplerClient:
     )
     return connection
 
+  def _first_handshake(
+    self, connection: connection_lib.Connection, deadline_s: float
+  ) -> handshake.Description:
+    """Tries until a service answers.
+
+    A call that waits for the service by itself ends without the reason why
+    there was none.
+    """
+    deadline = time.monotonic() + deadline_s
+    reason: grpc.RpcError | None = None
+    while True:
+      left_s = max(0.0, deadline - time.monotonic())
+      try:
+        return self._shake_hands(connection, left_s)
+      except grpc.RpcError as error:
+        code, text = error.code(), error.details()
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED and reason is not None:
+          raise reason from None
+        if (
+          code != grpc.StatusCode.UNAVAILABLE
+          or credentials.misfit(code, text)
+          or time.monotonic() + _PAUSE_S > deadline
+        ):
+          raise
+        reason = error
+      time.sleep(_PAUSE_S)
+
   def _shake_hands(
-    self,
-    connection: connection_lib.Connection,
-    deadline_s: float,
-    *,
-    wait: bool,
+    self, connection: connection_lib.Connection, deadline_s: float
   ) -> handshake.Description:
     reply = connection.stub.Handshake(
-      handshake.request(self._limits, self.session_id),
-      timeout=deadline_s,
-      wait_for_ready=wait,
+      handshake.request(self._limits, self.session_id), timeout=deadline_s
     )
     handshake.check_contract(reply, self._limits)
     return handshake.describe(reply)

@@ -9,7 +9,13 @@ from typing import Any
 
 import grpc
 
-from spopp_jax.sampler import errors, options, sampler_pb2, sampler_pb2_grpc
+from spopp_jax.sampler import (
+  credentials,
+  errors,
+  options,
+  sampler_pb2,
+  sampler_pb2_grpc,
+)
 
 _JOIN_DEADLINE_S = 5.0
 _REFUSALS = (
@@ -50,6 +56,7 @@ class Connection:
     address: str,
     limits: options.ChannelLimits,
     deliver: Callable[[Arrival], None],
+    own: credentials.Credentials = credentials.NONE,
   ):
     """Prepares a channel; the first call connects it.
 
@@ -57,12 +64,14 @@ class Connection:
       address: 'host:port' or 'unix:path'.
       limits: channel limits.
       deliver: takes the stream's replies and its end, in the reading thread.
+      own: this end's credentials.
+
+    Raises:
+      CredentialsUnusable: a file of them is no good.
     """
     self._address = address
     self._closed = False
-    self._channel = grpc.insecure_channel(
-      address, options=limits.client_options()
-    )
+    self._channel = own.open_channel(address, limits.client_options())
     self.stub = sampler_pb2_grpc.SamplerStub(self._channel)
     self._deliver = deliver
     self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -112,9 +121,13 @@ class Connection:
         kind, remedy = errors.PublicationError, 'the old version is active'
       elif code == grpc.StatusCode.FAILED_PRECONDITION:
         kind, remedy = errors.HandshakeRefused, 'no rollout was run'
+      elif remedy := credentials.misfit(code, text):
+        kind = errors.HandshakeRefused
       else:
         kind = errors.SamplerLost
         remedy = 'start a sampler there, or reconnect if it was restarted'
+        if more := credentials.suspicion(code, text):
+          remedy = f'{remedy}; {more}'
       raise kind(
         f'sampler at {self._address}, {what}: {code.name}: {text}; {remedy}'
       ) from error

@@ -25,6 +25,10 @@ class HandshakeRefused(SamplerError):
   """The two sides do not fit together; no rollout was run."""
 
 
+class CredentialsUnusable(SamplerError):
+  """A file of this end's credentials is missing or not what it should be."""
+
+
 class SessionEnded(SamplerError):
   """A call names a session that the service does not work for (any more)."""
 

@@ -1,7 +1,6 @@
-"""Size, keepalive and address rules that both ends of a channel share."""
+"""Size and keepalive rules that both ends of a channel share."""
 
 import dataclasses
-import ipaddress
 
 # Covers every field of a Trajectory but the arrays, in bytes.
 _ENVELOPE_BYTES = 4096
@@ -74,35 +73,3 @@ def trajectory_bytes(num_tokens: int) -> int:
   Kept sets are not counted: their size is known only once they are there.
   """
   return _ENVELOPE_BYTES + _BYTES_PER_TOKEN * num_tokens
-
-
-def check_address(address: str) -> None:
-  """Refuses addresses that leave this machine: the channel has no TLS.
-
-  Args:
-    address: 'host:port' with a loopback host, or 'unix:path'.
-
-  Raises:
-    ValueError: any other address.
-  """
-  if address.startswith('unix:'):
-    return
-  host, separator, port = address.rpartition(':')
-  host = host.strip('[]')
-  if not separator or not port.isdigit():
-    raise ValueError(
-      f'address ({address!r}) must be host:port or unix:path, for example '
-      '127.0.0.1:0'
-    )
-  if host == 'localhost':
-    return
-  try:
-    loopback = ipaddress.ip_address(host).is_loopback
-  except ValueError:
-    loopback = False
-  if not loopback:
-    raise ValueError(
-      f'address ({address!r}) is not of this machine and the sampler speaks '
-      'without TLS; use 127.0.0.1:port, [::1]:port or unix:path, and a tunnel '
-      '(ssh -L) to reach another machine'
-    )

@@ -29,6 +29,11 @@ class SamplerStub:
     """The rollout service. Beside it every server answers grpc.health.v1.Health
     for the names "" and "spopp.sampler.v1.Sampler": SERVING once rollouts are
     accepted, NOT_SERVING after an engine failure and while stopping.
+
+    A service on more than this machine speaks TLS and asks for a certificate of
+    its own CA. One with a token asks every call, those for health excepted, for
+    the metadata `authorization: Bearer TOKEN`; UNAUTHENTICATED: a call without
+    it, or with another token.
     """
 
     def __init__(self, channel):
@@ -68,6 +73,11 @@ class SamplerServicer:
     """The rollout service. Beside it every server answers grpc.health.v1.Health
     for the names "" and "spopp.sampler.v1.Sampler": SERVING once rollouts are
     accepted, NOT_SERVING after an engine failure and while stopping.
+
+    A service on more than this machine speaks TLS and asks for a certificate of
+    its own CA. One with a token asks every call, those for health excepted, for
+    the metadata `authorization: Bearer TOKEN`; UNAUTHENTICATED: a call without
+    it, or with another token.
     """
 
     def Handshake(self, request, context):
@@ -194,6 +204,11 @@ class Sampler:
     """The rollout service. Beside it every server answers grpc.health.v1.Health
     for the names "" and "spopp.sampler.v1.Sampler": SERVING once rollouts are
     accepted, NOT_SERVING after an engine failure and while stopping.
+
+    A service on more than this machine speaks TLS and asks for a certificate of
+    its own CA. One with a token asks every call, those for health excepted, for
+    the metadata `authorization: Bearer TOKEN`; UNAUTHENTICATED: a call without
+    it, or with another token.
     """
 
     @staticmethod

@@ -19,6 +19,7 @@ from spopp_jax import types
 from spopp_jax.sampler import (
   base,
   codec,
+  credentials,
   errors,
   handshake,
   ledger,
@@ -285,6 +286,8 @@ def serve(
   model_fingerprint: str,
   address: str = '127.0.0.1:0',
   limits: options.ChannelLimits | None = None,
+  own: credentials.Credentials = credentials.NONE,
+  allow_insecure: bool = False,
   max_pending: int = 1024,
   orphan_grace_s: float = 120.0,
 ) -> SamplerServer:
@@ -294,8 +297,12 @@ def serve(
     driver: engine, tasks and template; idle.
     model_fingerprint: of the engine's architecture; the runner must name the
       same.
-    address: loopback 'host:port', port 0 for any free one, or 'unix:path'.
+    address: 'host:port', port 0 for any free one, or 'unix:path'; one that
+      other machines reach needs TLS.
     limits: channel limits; the clients must have the same.
+    own: this end's credentials; with TLS a caller needs a certificate, with a
+      token every call but those for health needs it.
+    allow_insecure: True lets other machines in without TLS, with a warning.
     max_pending: requests that may be unacknowledged at a time.
     orphan_grace_s: how long the requests of a lost stream go on.
 
@@ -303,12 +310,13 @@ def serve(
     The running service; `stop` it.
 
   Raises:
-    ValueError: the address leaves this machine, or a trajectory that fills
-      the context would exceed `max_message_bytes`.
+    ValueError: the address leaves this machine without TLS, or a trajectory
+      that fills the context would exceed `max_message_bytes`.
+    CredentialsUnusable: a file of the credentials is no good.
     SamplerError: the address is taken.
   """
   limits = limits or options.ChannelLimits()
-  options.check_address(address)
+  credentials.check_address(address, own, allow_insecure)
   needed = options.trajectory_bytes(driver.engine.max_context)
   if needed > limits.max_message_bytes:
     raise ValueError(
@@ -324,10 +332,11 @@ def serve(
   )
   grpc_server = grpc.server(
     concurrent.futures.ThreadPoolExecutor(_HANDLER_THREADS),
+    interceptors=own.interceptors(),
     options=limits.server_options(),
   )
   try:
-    port = grpc_server.add_insecure_port(address)
+    port = own.listen(grpc_server, address)
   except RuntimeError as error:
     raise errors.SamplerError(
       f'cannot listen at {address} ({error}); choose another address, or port '

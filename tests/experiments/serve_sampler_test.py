@@ -48,6 +48,23 @@ def test_addresses_that_leave_the_machine_are_refused(said, policy):
   assert 'not of this machine' in message
 
 
+def test_files_of_tls_are_asked_for_by_flag(said, policy, tmp_path):
+  files = {name: f'{tmp_path}/{name}' for name in ('ca', 'certificate', 'key')}
+  words = [f'--tls_{name}={path}' for name, path in files.items()]
+  message = said(policy, '--address=0.0.0.0:0', *words)
+  assert f'ca ({tmp_path}/ca) cannot be read' in message
+  assert 'all three or none' in said(policy, words[0])
+  message = said(policy, f'--token_file={tmp_path}/token')
+  assert f'token ({tmp_path}/token) cannot be read' in message
+
+
+def test_insecure_service_is_asked_for_by_name(said, policy, tmp_path):
+  # The token would go out in the clear, so even this is refused.
+  flags = ('--allow_insecure', f'--token_file={tmp_path}/token')
+  message = said(policy, '--address=0.0.0.0:0', *flags)
+  assert 'in the clear' in message
+
+
 def test_missing_games_are_named(said, policy, tmp_path):
   message = said(policy, f'--config.environment.path={tmp_path}/games')
   assert f'{tmp_path}/games' in message

@@ -187,6 +187,18 @@ def test_ill_typed_override_is_refused(override, words):
     (['objective.dual_clip=1.0'], ['objective', 'dual_clip (1.0)', 'exceed 1']),
     (['objective.measure=token'], ["'token'", 'action_token']),
     (['objective.name=spoppp'], ["'spoppp'", "'spopp'"]),
+    (
+      ["sampler.addresses=('10.1.2.3:500',)", f'sampler.token_file={__file__}'],
+      ['10.1.2.3:500', 'sampler.tls_ca', 'sampler.allow_insecure'],
+    ),
+    (['sampler.tls_ca=no/ca.pem'], ["sampler.tls_ca ('no/ca.pem')", 'file']),
+    (['sampler.tls_key=no/key'], ["sampler.tls_key ('no/key')"]),
+    (['sampler.tls_certificate=no'], ["sampler.tls_certificate ('no')"]),
+    (['sampler.token_file=no/token'], ["sampler.token_file ('no/token')"]),
+    (
+      [f'sampler.tls_ca={__file__}', f'sampler.tls_key={__file__}'],
+      ["certificate ('')", 'sampler.tls_certificate', 'all three'],
+    ),
     (['run.name='], ['run.name']),
     (['run.name=../x'], ['run.name', "'../x'", 'one directory']),
     (["sampler.addresses=('10.1.2.3:500',)"], ['10.1.2.3:500', 'ssh -L']),
@@ -199,6 +211,13 @@ def test_values_that_exclude_each_other_are_refused(overrides, names):
   message = refused(*overrides)
   for name in names:
     assert name in message
+
+
+def test_another_machine_is_allowed_with_tls_or_by_name():
+  elsewhere = "sampler.addresses=('10.1.2.3:500',)"
+  load(elsewhere, 'sampler.allow_insecure=True')
+  names = ('tls_ca', 'tls_certificate', 'tls_key')
+  load(elsewhere, *(f'sampler.{name}={__file__}' for name in names))
 
 
 def test_allowed_ends_are_allowed():

@@ -1,6 +1,8 @@
+import functools
 import os
 
 from spopp_jax.runner import sampler_list
+from spopp_jax.sampler import credentials
 
 
 def edit(path, text, at_ns):
@@ -27,6 +29,17 @@ def test_an_edited_file_counts_without_its_mistakes(tmp_path, caplog):
   assert "'nowhere'" in caplog.text
   edit(path, '', 2 * 10**18)
   assert names() == []
+
+
+def test_another_machine_may_be_added_as_the_run_allows(tmp_path, caplog):
+  tls = functools.partial(
+    credentials.check_address, credentials=credentials.Credentials(*'123')
+  )
+  for check, added in ((credentials.check_address, []), (tls, ['10.1.2.3:1'])):
+    names = sampler_list.SamplerList(tmp_path, ('local',), check)
+    edit(tmp_path / 'samplers.txt', '10.1.2.3:1\n', 10**18)
+    assert names() == added
+  assert caplog.text.count('without TLS') == 1
 
 
 def test_a_file_that_cannot_be_read_changes_nothing(tmp_path, caplog):

@@ -8,7 +8,7 @@ from spopp_jax import envs
 from spopp_jax.models import policy_files
 from spopp_jax.runner import config as config_lib
 from spopp_jax.runner import sampling
-from spopp_jax.sampler import errors, retries
+from spopp_jax.sampler import credentials, errors, retries
 
 
 def served(config):
@@ -29,6 +29,7 @@ def changed(config):
     block, _, key = name.rpartition('.')
     if block in ('environment', 'sampler') and key not in ('name', 'size'):
       new = {
+        bool: lambda v: not v,
         int: lambda v: v + 1,
         float: lambda v: v + 0.5,
         str: lambda v: v + 'unix:a path with spaces',
@@ -37,6 +38,9 @@ def changed(config):
       config[block][key] = new
   config.environment.size = 'medium'
   config.sampler.top_p = 0.5
+  config.sampler.transport = 'grpc'
+  for name in ('tls_ca', 'tls_certificate', 'tls_key', 'token_file'):
+    config.sampler[name] = __file__
   return config
 
 
@@ -50,6 +54,54 @@ def test_settings_that_hold_only_together_reach_the_service(tmp_path):
   config = tiny_world.load(tmp_path, 'run.resume=True')
   assert served(config).environment.num_tasks == 10
   assert served(config) == config
+
+
+def test_a_run_shows_its_certificate_and_token(tmp_path):
+  files = tiny_world.ROOT / 'tests/sampler/certificates'
+  (tmp_path / 'token').write_text('0123456789abcdef')
+  (tmp_path / 'another').write_text('fedcba9876543210')
+
+  def own(name, token='token'):
+    return (
+      f'{files}/ca.pem',
+      f'{files}/{name}.pem',
+      f'{files}/{name}.key',
+      f'{tmp_path}/{token}',
+    )
+
+  config = tiny_world.load(tmp_path)
+  policy = tiny_world.random_policy(config)
+  tasks = envs.load_tasks(config.environment)
+  server = sampling.serve(
+    config,
+    policy,
+    tasks,
+    '0.0.0.0:0',
+    own=credentials.Credentials(*own('server')),
+  )
+  config.sampler.addresses = (f'127.0.0.1:{server.address.split(":")[1]}',)
+  config.sampler.connect_timeout_s = 0.5
+
+  def connect():
+    return sampling.connect(
+      config, policy, tmp_path, tasks, retries.RetryBudget(1)
+    )
+
+  names = ('tls_ca', 'tls_certificate', 'tls_key', 'token_file')
+  try:
+    with pytest.raises(errors.SamplerLost, match=r'sampler\.tls_certificate'):
+      connect()
+    config.sampler.update(
+      dict(zip(names, own('client', 'another'), strict=True))
+    )
+    with pytest.raises(errors.HandshakeRefused, match=r'sampler\.token_file'):
+      connect()
+    config.sampler.update(dict(zip(names, own('client'), strict=True)))
+    sampler = connect()
+    sampler.publish(policy.params, 1)
+    sampler.close()
+  finally:
+    server.stop()
 
 
 def test_defaults_are_not_said(tmp_path):

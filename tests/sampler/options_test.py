@@ -1,31 +1,8 @@
-"""Addresses, sizes and keepalive."""
+"""Sizes and keepalive."""
 
 import pytest
 
 from spopp_jax.sampler import options
-
-
-@pytest.mark.parametrize(
-  'address',
-  ['127.0.0.1:0', 'localhost:50051', '[::1]:7', '127.9.9.9:1', 'unix:/tmp/s'],
-)
-def test_addresses_of_this_machine_are_taken(address):
-  options.check_address(address)
-
-
-@pytest.mark.parametrize(
-  'address', ['0.0.0.0:1', '10.0.0.3:50051', 'sampler.example:1', '[::]:1']
-)
-def test_addresses_that_leave_the_machine_are_refused(address):
-  with pytest.raises(ValueError, match='without TLS') as caught:
-    options.check_address(address)
-  assert address in str(caught.value)
-
-
-@pytest.mark.parametrize('address', ['', '127.0.0.1', '127.0.0.1:', 'x:y'])
-def test_other_words_are_no_addresses(address):
-  with pytest.raises(ValueError, match='must be host:port or unix:path'):
-    options.check_address(address)
 
 
 def test_both_sides_have_the_same_size_and_keepalive():
