@@ -30,11 +30,18 @@ def problem(
   """
   if trajectory.task_id != request.task_id:
     return f'task_id is {trajectory.task_id}, asked was {request.task_id}'
+  if trajectory.status is types.Status.DUPLICATE:
+    return 'status is DUPLICATE; allowed: all others, for only a receiver knows'
   if trajectory.status not in _EPISODES:
     return ''
   if trajectory.sampling != request.sampling:
     ours = request.sampling
     return f'sampling is {trajectory.sampling}; allowed: {ours}, as asked'
+  if trajectory.num_turns > request.sampling.max_turns:
+    return (
+      f'num_turns is {trajectory.num_turns}; allowed: at most '
+      f'{request.sampling.max_turns}, the max_turns asked'
+    )
   if trajectory.spans and not request.crosses_versions:
     return (
       f'spans are {trajectory.spans}; allowed: none, it crosses no versions'
@@ -44,8 +51,6 @@ def problem(
     trajectory.weights_checksum,
     trajectory.num_actions,
   )
-  if not trajectory.num_actions:
-    return ''
   for span in trajectory.spans or (whole,):
     version = span.policy_version
     asked = request.policy_version
