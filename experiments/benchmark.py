@@ -1,6 +1,7 @@
 """Measures what this project costs; the report is Markdown on stdout.
 
   python experiments/benchmark.py kernels
+  python experiments/benchmark.py control_plane
 
 `python experiments/benchmark.py --help` lists what can be measured.
 """
@@ -8,12 +9,16 @@
 import argparse
 import sys
 
+import benchmark_control_plane
 import benchmark_kernels
 import benchmark_report
 
 # Sub-command -> module with a docstring, add_arguments(parser) and
 # run(arguments) -> report.
-COMMANDS = {'kernels': benchmark_kernels}
+COMMANDS = {
+  'kernels': benchmark_kernels,
+  'control_plane': benchmark_control_plane,
+}
 
 
 def main(argv: list[str]) -> None:

@@ -136,6 +136,8 @@ class Batcher:
 
   def submit(self, tickets: Sequence[types.Ticket]) -> None:
     """Sends requests off."""
+    if not tickets:
+      return
     for ticket in tickets:
       self._waiting[ticket.request_id] = ticket
       group = group_of(ticket)

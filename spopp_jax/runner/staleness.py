@@ -17,6 +17,8 @@ from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
 
+# The flight is refilled when this part of it has room.
+_PARTS = 128
 POLICIES = ('drain', 'bounded', 'interruptible', 'scheduled')
 
 
@@ -204,11 +206,13 @@ class Bounded(_Stateless):
   ) -> list[types.Ticket]:
     """Fills the flight as far as the bound admits."""
     size, flying = self._flow.group_size, batcher.num_in_flight
+    flight = self._flow.in_flight
     steps = self._max_lag + 1 - (clock.step - clock.version)
     held = (len(batcher.open) + len(batcher.finished)) * size
-    room = min(
-      self._flow.in_flight - flying, steps * self._flow.batch * size - held
-    )
+    room = min(flight - flying, steps * self._flow.batch * size - held)
+    # A dispatch costs much the same for one request as for some.
+    if self.refills and room < flight // _PARTS and flying > flight // 2:
+      return []
     return self._flow.dispatch(room, clock, dispatcher, batcher)
 
   def choose(

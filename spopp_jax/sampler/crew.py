@@ -31,13 +31,14 @@ class Event(NamedTuple):
   """Something that happened to a member.
 
   Attributes:
-    member: whose.
+    member: whose; None for what the pool is asked.
     kind: which.
-    content: what arrived, the new source, the version, or the error.
+    content: what arrived, the new source, the version, the error, or the
+      requests.
   """
 
-  member: member.Member
-  kind: Literal['arrival', 'joined', 'installed', 'failed']
+  member: member.Member | None
+  kind: Literal['arrival', 'joined', 'installed', 'failed', 'submitted']
   content: Any
 
 
@@ -61,6 +62,7 @@ class Crew:
   Attributes:
     members: by address.
     last_problem: what went wrong last.
+    submitted: lists of requests taken in.
   """
 
   def __init__(
@@ -108,6 +110,7 @@ class Crew:
     # Members that were taken out and stay so, however often they are named.
     self._refused: set[str] = set()
     self.members: dict[str, member.Member] = {}
+    self.submitted = 0
     self.last_problem: errors.SamplerError | None = None
     self._follow_names()
 
@@ -119,9 +122,8 @@ class Crew:
       self._advance(one)
 
   def handle(self, event: Event) -> None:
-    """Deals with what happened to a member."""
+    """Deals with what happened to a member; `place` comes next."""
     getattr(self, f'_on_{event.kind}')(event.member, event.content)
-    self.place()
 
   def place(self) -> None:
     """Sends what waits to whoever has room."""
@@ -183,6 +185,11 @@ class Crew:
       self._events.put(Event(one, 'failed', error))
     else:
       self._events.put(Event(one, 'installed', snapshot.version))
+
+  def _on_submitted(self, one: None, requests: list[base.Request]) -> None:
+    del one
+    self.submitted += 1
+    self._placement.add(requests)
 
   def _on_joined(self, one: member.Member, source: member.Source) -> None:
     if self.members.get(one.name) is not one:  # taken out meanwhile

@@ -9,6 +9,7 @@ event in one queue, and one thread alone (`start`) handles them. Connecting and
 installing take long and have threads of their own.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -28,6 +29,8 @@ from spopp_jax.sampler import (
   weights,
 )
 
+_Answer = types.Trajectory | errors.SamplerError
+_MOST_AT_ONCE = 64
 # How often silence, membership and a pool without members are looked at.
 _TICK_S = 1.0
 
@@ -77,15 +80,17 @@ class Pool:
     self._store = store
     self._events: crew.Events = events or queue.SimpleQueue()
     self._lock = threading.RLock()
-    self._answers: queue.SimpleQueue[types.Trajectory | errors.SamplerError] = (
-      queue.SimpleQueue()
-    )
+    # Lists of answers, new ones that are not in a list yet, and a list that
+    # is being taken from its end.
+    self._answers: queue.SimpleQueue[list[_Answer]] = queue.SimpleQueue()
+    self._fresh: list[_Answer] = []
+    self._taken: list[_Answer] = []
     self._placement = placement.Placement(budget, clock)
     self._crew = crew.Crew(
       names,
       make_connect,
       self._placement,
-      self._answers.put,
+      lambda answer: self._fresh.append(answer),
       request_timeout_s=request_timeout_s,
       recovery_timeout_s=recovery_timeout_s,
       clock=clock,
@@ -93,6 +98,7 @@ class Pool:
       events=self._events,
       store=store,
     )
+    self._submitted = 0  # lists of requests
     self._thread: threading.Thread | None = None
     self._closed = threading.Event()
     self._next_tick_s = clock()
@@ -120,14 +126,21 @@ class Pool:
 
   def submit(self, requests: Sequence[base.Request]) -> None:
     """Queues requests; an unanswered request_id is not asked twice."""
-    with self._lock:
-      self._placement.add(requests)
-      self._crew.place()
+    if self._thread is None:
+      with self._lock:
+        self._placement.add(requests)
+        self._crew.place()
+    elif requests:
+      # Whoever waits for the lock waits for a whole series of events.
+      self._submitted += 1
+      self._events.put(crew.Event(None, 'submitted', requests))
 
   @property
   def num_arrived(self) -> int:
     """Answers that `next` returns without waiting."""
-    return self._answers.qsize()
+    if not self._taken and not self._answers.empty():
+      self._taken = self._answers.get()[::-1]
+    return len(self._taken)
 
   @property
   def redispatched(self) -> int:
@@ -143,24 +156,28 @@ class Pool:
       SamplerTimeout: nothing is outstanding, or nothing finished in time.
     """
     deadline = self._clock() + timeout_s
-    while True:
+    while not self.num_arrived:
       with self._lock:
-        idle = self._placement.is_empty and self._answers.empty()
-      if idle:
-        raise errors.NothingOutstanding('nothing is outstanding; submit first')
+        self._deliver()
+        all_known = self._submitted == self._crew.submitted
+        if all_known and self._placement.is_empty and self._answers.empty():
+          raise errors.NothingOutstanding(
+            'nothing is outstanding; submit first'
+          )
       left_s = deadline - self._clock()
-      if self._thread is None and self._answers.empty() and left_s > 0:
+      if self._thread is None and left_s > 0:
         self.handle_event(left_s)
         continue
       try:
-        answer = self._answers.get(timeout=max(0.0, left_s))
+        self._taken = self._answers.get(timeout=max(0.0, left_s))[::-1]
       except queue.Empty:
         raise errors.SamplerTimeout(
           f'nothing finished within {timeout_s} s: {self.report()}'
         ) from None
-      if isinstance(answer, errors.SamplerError):
-        raise answer
-      return answer
+    answer = self._taken.pop()
+    if isinstance(answer, errors.SamplerError):
+      raise answer
+    return answer
 
   def publish(
     self,
@@ -217,10 +234,23 @@ class Pool:
       return
     with self._lock:
       self._crew.handle(event)
+      # One at a time, each would wake the thread that waits for answers.
+      with contextlib.suppress(queue.Empty):
+        for _ in range(_MOST_AT_ONCE - 1):
+          self._crew.handle(self._events.get(block=False))
+      self._crew.place()
+      self._deliver()
+
+  def _deliver(self) -> None:
+    """Hands the new answers over, all at once."""
+    if self._fresh:
+      self._answers.put(self._fresh)
+      self._fresh = []
 
   def _work(self) -> None:
     while not self._closed.is_set():
       try:
         self.handle_event(_TICK_S)
       except errors.SamplerError as error:
-        self._answers.put(error)
+        self._fresh.append(error)
+        self._deliver()

@@ -63,10 +63,12 @@ def test_a_lost_service_has_its_requests_asked_of_another_under_their_ids():
   world = make('a', 'b', slots=2)
   submit(world, 0, 1, 2, 3)
   lost = list(world.services['a'].held)
+  world.delays = True
   world.services['a'].end()
-  world.settle()
+  world.pool.handle_event(1.0)
   assert set(world.services['b'].held) == {'r0', 'r1', 'r2', 'r3'}
   assert world.pool.redispatched == len(lost) == 2
+  world.settle()
   # It is back, in a session of its own and with the snapshot.
   assert world.services['a'].sessions == 2
   assert world.services['a'].installed == [0, 0]

@@ -58,9 +58,10 @@ class World:
 
   def get(self, block=True, timeout=None):
     """Returns an event, or lets the time pass."""
-    del block
     if self._queue:
       return self._queue.popleft()
+    if not block:
+      raise queue.Empty
     if self.works:
       self.works.popleft()()
       return self.get(timeout=timeout)

@@ -1,0 +1,170 @@
+"""A sampler service that answers at once, for measuring what is around it.
+
+  python experiments/simulated_service.py --tokens=1000
+
+It speaks the whole contract of sampler.proto but has no engine: every request
+gets the same trajectory under its own id. One JSON line on standard output
+says where it listens.
+"""
+
+import argparse
+import concurrent.futures
+import queue
+import sys
+import threading
+import zlib
+from typing import Any
+
+import grpc
+import numpy as np
+
+from spopp_jax import types
+from spopp_jax.sampler import (
+  codec,
+  handshake,
+  lifeline,
+  options,
+  sampler_pb2,
+  sampler_pb2_grpc,
+)
+
+VOCABULARY = 32_000
+EXPECTED = handshake.Expectation(
+  tokenizer_fingerprint='simulated',
+  model_fingerprint='simulated',
+  tasks_fingerprint='simulated',
+  max_context_tokens=2**16,
+  vocab_size=VOCABULARY,
+)
+
+
+def message(
+  num_tokens: int, sampling: types.SamplingParams
+) -> sampler_pb2.Trajectory:
+  """Returns an answer with random tokens, of which four fifths are actions."""
+  rng = np.random.default_rng(0)
+  mask = np.arange(num_tokens) >= num_tokens // 5
+  return codec.encode_trajectory(
+    types.Trajectory(
+      request_id='',
+      task_id='',
+      status=types.Status.OK,
+      reward=1.0,
+      policy_version=0,
+      weights_checksum='',
+      tokens=rng.integers(VOCABULARY, size=num_tokens).astype(np.int32),
+      action_mask=mask,
+      behaviour_logprobs=np.where(mask, -rng.random(num_tokens), 0).astype(
+        np.float32
+      ),
+      num_turns=1,
+      sampling=sampling,
+    )
+  )
+
+
+class Servicer(sampler_pb2_grpc.SamplerServicer):
+  """Answers every call of sampler.proto."""
+
+  def __init__(self, num_tokens: int, max_pending: int):
+    self._num_tokens = num_tokens
+    self._max_pending = max_pending
+    self._version = -1
+    self._checksums = {-1: ''}
+
+  def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
+    """Describes the service."""
+    del request, context
+    return handshake.reply(
+      handshake.Description(
+        tokenizer_fingerprint='simulated',
+        model_fingerprint='simulated',
+        tasks_fingerprint='simulated',
+        num_tasks=1,
+        max_context_tokens=self._num_tokens,
+        num_slots=self._max_pending,
+        max_pending=self._max_pending,
+        active_policy_version=self._version,
+        active_weights_checksum=self._checksums[self._version],
+      ),
+      options.ChannelLimits(),
+    )
+
+  def Publish(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    """Takes any snapshot."""
+    del context
+    header = next(request_iterator).header
+    return sampler_pb2.PublishReply(
+      policy_version=header.policy_version,
+      weights_checksum=header.weights_checksum,
+    )
+
+  def Resume(self, request: Any, context: Any) -> Any:  # noqa: N802
+    """Says that every snapshot is there."""
+    del context
+    return sampler_pb2.ResumeReply(held_bytes=request.size_bytes)
+
+  def Activate(self, request: Any, context: Any) -> Any:  # noqa: N802
+    """Switches at once."""
+    del context
+    self._checksums[request.policy_version] = request.weights_checksum
+    self._version = request.policy_version
+    return sampler_pb2.ActivateReply(
+      policy_version=self._version, weights_checksum=request.weights_checksum
+    )
+
+  def Rollout(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    """Answers in the order of the requests."""
+    del context
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+      try:
+        for one in request_iterator:
+          if one.WhichOneof('part') == 'request':
+            requests.put(one.request)
+      except grpc.RpcError:
+        pass  # the caller went away
+      requests.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    answer = None
+    while (request := requests.get()) is not None:
+      if answer is None:
+        reply = sampler_pb2.RolloutReply(
+          trajectory=message(
+            self._num_tokens, codec.decode_request(request).sampling
+          )
+        )
+        answer = reply.trajectory
+      answer.request_id, answer.task_id = request.request_id, request.task_id
+      answer.policy_version = request.policy_version
+      answer.weights_checksum = self._checksums[request.policy_version]
+      # A task wins or loses by its name, so that values differ.
+      answer.reward = float(zlib.crc32(request.task_id.encode()) % 2)
+      yield reply
+
+
+def main(argv: list[str]) -> None:
+  """Serves until its parent ends."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--tokens', type=int, default=1000)
+  parser.add_argument('--max_pending', type=int, default=20_000)
+  arguments = parser.parse_args(argv[1:])
+  limits = options.ChannelLimits()
+  server = grpc.server(
+    concurrent.futures.ThreadPoolExecutor(8), options=limits.server_options()
+  )
+  sampler_pb2_grpc.add_SamplerServicer_to_server(
+    Servicer(arguments.tokens, arguments.max_pending), server
+  )
+  port = server.add_insecure_port('127.0.0.1:0')
+  server.start()
+  sys.stdout.write(lifeline.ready_line(f'127.0.0.1:{port}') + '\n')
+  sys.stdout.flush()
+  sys.stdin.read()  # ends with the parent
+  server.stop(0)
+
+
+if __name__ == '__main__':
+  main(sys.argv)
