@@ -143,7 +143,10 @@ def leave_the_vocabulary(message):
     (spoiled(task_id='other'), 'task_id is other'),
     # R30: a version or snapshot that this client never activated.
     (spoiled(policy_version=7), 'policy_version is 7'),
-    (spoiled(weights_checksum='ef' * 32), 'weights_checksum of version 0 is ef'),
+    (
+      spoiled(weights_checksum='ef' * 32),
+      'weights_checksum of version 0 is ef',
+    ),
   ],
 )
 def test_broken_replies_come_as_invalid(spoil, words):
