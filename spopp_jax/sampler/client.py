@@ -275,7 +275,8 @@ class SamplerClient:
       connection.close()
       raise
     version = self.service.active_policy_version
-    self._snapshots[version] = self.service.active_weights_checksum
+    # What we have activated stands, whatever a service says of it later.
+    self._snapshots.setdefault(version, self.service.active_weights_checksum)
     connection.open_stream(self.session_id)
     connection.acknowledge(
       name for name in self._acknowledged if name not in self._outstanding

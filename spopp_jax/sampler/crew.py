@@ -119,6 +119,7 @@ class Crew:
     self._snapshot, self._interrupt = snapshot, interrupt
     self._placement.require(snapshot.version)
     for one in list(self.members.values()):
+      self._doubt(one)
       self._advance(one)
 
   def handle(self, event: Event) -> None:
@@ -199,6 +200,7 @@ class Crew:
       one.losses_in_a_row = 0
     before, one.source = one.version, source
     one.connected, one.version = True, source.service.active_policy_version
+    self._doubt(one)
     _LOG.info('%s has joined with version %d', one.name, one.version)
     if one.owes and one.version == before:
       if not self._placement.resend(one):
@@ -300,6 +302,17 @@ class Crew:
       raise self.last_problem or errors.SamplerLost(
         f'no sampler is left; the last, {one.name}: {reason}'
       )
+
+  def _doubt(self, one: member.Member) -> None:
+    """Forgets a version that is our newest by its number alone."""
+    ours, source = self._snapshot, one.source
+    if (
+      ours is not None
+      and source is not None
+      and one.version == ours.version == source.service.active_policy_version
+      and source.service.active_weights_checksum != ours.checksum
+    ):
+      one.version = -1
 
   def _advance(self, one: member.Member) -> None:
     """Installs the newest snapshot in a member that may change to it."""

@@ -105,7 +105,10 @@ class Service:
   def __init__(self, world, name, deliver):
     self.name = name
     self.service = python_types.SimpleNamespace(
-      num_slots=world.slots, max_pending=64, active_policy_version=-1
+      num_slots=world.slots,
+      max_pending=64,
+      active_policy_version=-1,
+      active_weights_checksum='',
     )
     self.lost = None
     self.held = {}
@@ -136,6 +139,7 @@ class Service:
       raise self.install_error
     self.installed.append(snapshot.version)
     self.service.active_policy_version = snapshot.version
+    self.service.active_weights_checksum = snapshot.checksum
     return snapshot.checksum
 
   def reconnect(self, deadline_s, *, new_session=False):
