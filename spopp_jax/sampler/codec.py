@@ -15,6 +15,7 @@ CONTRACT_VERSION = 4
 SCHEMA_VERSION = 2
 
 _MAX_ID_CHARACTERS = 256
+_MAX_TEXT_CHARACTERS = 4096
 _CHECKSUM = re.compile(r'[0-9a-f]{64}')
 _Closed = TypeVar('_Closed', bound=enum.IntEnum)
 
@@ -54,6 +55,7 @@ def decode_request(message: sampler_pb2.Request) -> base.Request:
   check.that(
     bool(message.task_id), 'task_id', repr(message.task_id), 'not empty'
   )
+  _check_text(message.task_id, 'task_id', check)
   version = message.policy_version
   check.that(version >= 0, 'policy_version', version, '>= 0')
   return base.Request(
@@ -162,6 +164,8 @@ def decode_trajectory(
     'there',
     'absent, since top_p is 1 and top_k is 0',
   )
+  _check_text(message.task_id, 'task_id', check)
+  _check_text(message.detail, 'detail', check)
   arrays = payload.decode(
     message, max_tokens=max_tokens, vocab_size=vocab_size, check=check
   )
@@ -193,6 +197,15 @@ def _request_id(value: str) -> str:
       f'1 to {_MAX_ID_CHARACTERS} characters',
     )
   return value
+
+
+def _check_text(value: str, field: str, check: errors.Checker) -> None:
+  check.that(
+    len(value) <= _MAX_TEXT_CHARACTERS,
+    field,
+    f'{len(value)} characters long',
+    f'at most {_MAX_TEXT_CHARACTERS} characters',
+  )
 
 
 def _member(

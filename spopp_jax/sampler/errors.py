@@ -1,6 +1,17 @@
 """What can go wrong between a runner and a sampler service."""
 
 
+_SHOWN_CHARACTERS = 200
+
+
+def shown(value: object) -> str:
+  """Returns a value in words, cut to a length that a log line can bear."""
+  text = str(value)
+  if len(text) <= _SHOWN_CHARACTERS:
+    return text
+  return f'{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)'
+
+
 class SamplerError(Exception):
   """Base of everything this boundary raises."""
 
@@ -57,7 +68,7 @@ class InvalidMessage(SamplerError):
     self, field: str, value: object, allowed: str, *, request_id: str = ''
   ):
     whose = f' of request {request_id}' if request_id else ''
-    super().__init__(f'{field}{whose} is {value}; allowed: {allowed}')
+    super().__init__(f'{field}{whose} is {shown(value)}; allowed: {allowed}')
     self.field = field
     self.request_id = request_id
 

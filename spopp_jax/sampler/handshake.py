@@ -99,8 +99,8 @@ def check_session_id(session_id: str) -> None:
   """Raises HandshakeRefused for what is no uuid4 in hex."""
   if not _SESSION_ID.fullmatch(session_id):
     raise errors.HandshakeRefused(
-      f'session_id is {session_id!r}; allowed: 32 digits 0-9 and a-f, drawn '
-      'once for the life of a runner'
+      f'session_id is {errors.shown(session_id)!r}; allowed: 32 digits 0-9 '
+      'and a-f, drawn once for the life of a runner'
     )
 
 

@@ -132,8 +132,8 @@ class Sessions:
       is_ready = bool(session_id) and self._current.ready.is_set()
       if not is_ready or session_id != self._current.session_id:
         raise errors.SessionEnded(
-          f'session {session_id!r} is not the one that the service works for, '
-          f'{self._current.session_id!r}; shake hands first'
+          f'session {errors.shown(session_id)!r} is not the one that the '
+          f'service works for, {self._current.session_id!r}; shake hands first'
         )
       return self._current
 

@@ -133,8 +133,8 @@ class Staging:
       if staged is None or named != _staged(session):
         return (
           grpc.StatusCode.FAILED_PRECONDITION,
-          f'version {named[0]} with sha256 {named[1]} is not staged; publish '
-          'it first',
+          f'version {named[0]} with sha256 {errors.shown(named[1])} is not '
+          'staged; publish it first',
         )
       session.staged = None
     timeout_s = context.time_remaining()

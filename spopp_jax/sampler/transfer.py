@@ -138,7 +138,7 @@ class Incoming:
         )
       if arrived != checksum:
         raise errors.PublicationError(
-          f'the sha256 of what arrived is {arrived}, announced was {checksum}; '
-          'publish again'
+          f'the sha256 of what arrived is {arrived}, announced was '
+          f'{errors.shown(checksum)}; publish again'
         )
       return weights.from_bytes(bytes(self._data))
