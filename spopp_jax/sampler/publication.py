@@ -192,7 +192,7 @@ def read(
   if manifest['checksum'] != checksum:
     raise errors.SnapshotUnseen(
       f'{path} holds a snapshot with sha256 {manifest["checksum"]} here, '
-      f'announced was {checksum}'
+      f'announced was {errors.shown(checksum)}'
     )
   total = hashlib.sha256()
   params: dict[str, np.ndarray] = {}
@@ -212,9 +212,11 @@ def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
   try:
     with (path / _MANIFEST).open('rb') as file:
       text = file.read(_MAX_MANIFEST_BYTES)
-  except OSError as error:
+  except (OSError, ValueError) as error:
+    # ValueError: a null byte in the path, which may come from the network.
+    manifest_path = errors.shown(path / _MANIFEST)
     raise errors.SnapshotUnseen(
-      f'cannot read {path / _MANIFEST} here ({error.strerror})'
+      f'cannot read {manifest_path} here ({errors.shown(error)})'
     ) from error
   try:
     manifest = json.loads(text)
