@@ -237,6 +237,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     drift_estimator=config_dict.placeholder(str),
     # Tokens the drift is averaged over in receipt_order: action or response.
     drift_mask=config_dict.placeholder(str),
+    # Tokens of stored responses in receipt_order at most; beyond it those of
+    # the prompts unvisited longest are forgotten.
+    max_stored_tokens=config_dict.placeholder(int),
   )
   config.optimizer = config_dict.create(
     # Peak learning rate of AdamW.

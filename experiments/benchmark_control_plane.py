@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import benchmark_report
 import numpy as np
 import simulated_service
+import train
 
 from spopp_jax import types
 from spopp_jax.runner import batcher, dispatch, flow, staleness
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
   """Returns the report."""
+  sys.setswitchinterval(train.SWITCH_INTERVAL_S)
   processes = [
     subprocess.Popen(
       [sys.executable, str(_SERVICE), f'--tokens={arguments.tokens}'],
