@@ -292,22 +292,19 @@ class SamplerClient:
     there was none.
     """
     deadline = time.monotonic() + deadline_s
-    reason: grpc.RpcError | None = None
     while True:
       left_s = max(0.0, deadline - time.monotonic())
       try:
         return self._shake_hands(connection, left_s)
       except grpc.RpcError as error:
         code, text = error.code(), error.details()
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED and reason is not None:
-          raise reason from None
+        # The last try has a pause's time, lest it end without a reason too.
         if (
           code != grpc.StatusCode.UNAVAILABLE
           or credentials.misfit(code, text)
-          or time.monotonic() + _PAUSE_S > deadline
+          or time.monotonic() + 2 * _PAUSE_S > deadline
         ):
           raise
-        reason = error
       time.sleep(_PAUSE_S)
 
   def _shake_hands(

@@ -33,7 +33,9 @@ class ChannelLimits:
       ('grpc.keepalive_permit_without_calls', 1),
       ('grpc.http2.max_pings_without_data', 0),
       ('grpc.initial_reconnect_backoff_ms', 200),
-      ('grpc.min_reconnect_backoff_ms', 200),
+      # Despite its name the least patience with one attempt to connect: TLS
+      # to a busy machine takes its time.
+      ('grpc.min_reconnect_backoff_ms', 5_000),
       ('grpc.max_reconnect_backoff_ms', 1_000),
       # Without its own pool a new channel inherits the back-off of a lost one.
       ('grpc.use_local_subchannel_pool', 1),

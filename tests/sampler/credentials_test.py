@@ -2,6 +2,8 @@
 
 import logging
 import pathlib
+import socket
+import threading
 
 import grpc
 import pytest
@@ -167,6 +169,36 @@ def test_a_client_without_a_certificate():
     )
   said = credentials.suspicion(caught.value.code(), caught.value.details())
   assert 'no certificate' in said
+
+
+@pytest.mark.parametrize(
+  'server_own, client_own',
+  [
+    (tls('expired'), CLIENT),
+    (tls('elsewhere'), CLIENT),
+    (credentials.NONE, CLIENT),
+  ],
+)
+def test_what_cannot_get_better_is_not_tried_again(
+  server_own, client_own, monkeypatch
+):
+  # Whoever pauses before a second try fails at that.
+  monkeypatch.setattr(client, '_PAUSE_S', -1.0)
+  refusal(server_own, client_own, errors.HandshakeRefused)
+
+
+def test_the_reason_outlives_a_try_that_is_never_answered():
+  with socket.create_server(('127.0.0.1', 0)) as listener:
+    # The first connection is closed, the next is never answered.
+    thread = threading.Thread(target=lambda: listener.accept()[0].close())
+    thread.start()
+    with pytest.raises(errors.SamplerLost, match='it asks for TLS'):
+      client.SamplerClient(
+        f'127.0.0.1:{listener.getsockname()[1]}',
+        scripted.EXPECTED,
+        connect_deadline_s=BRIEFLY_S,
+      )
+    thread.join(scripted.CALL_S)
 
 
 def test_nobody_there_does_not_read_like_credentials():
