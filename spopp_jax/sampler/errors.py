@@ -1,6 +1,5 @@
 """What can go wrong between a runner and a sampler service."""
 
-
 _SHOWN_CHARACTERS = 200
 
 
