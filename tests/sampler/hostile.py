@@ -427,6 +427,13 @@ FOREIGN_LIES = {
 }
 
 
+def stranger(rng, message):
+  """Answers what nobody asked."""
+  message.request_id = _pick(
+    rng, ['nobody', f'{message.request_id} ', 'x' * 256, '\u202e']
+  )
+
+
 def tell(rng, message, lies):
   """Returns a copy that breaks one rule, and the name of the lie."""
   copy = type(message)()
