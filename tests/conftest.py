@@ -4,7 +4,12 @@ import json
 import os
 import pathlib
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile('untimed', deadline=None)
+hypothesis.settings.load_profile('untimed')
 
 # Before jax is imported, and for the processes that tests start.
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
