@@ -7,6 +7,7 @@ under the present version, which finished groups the next step takes, and what
 happens to the rest when a version is published.
 """
 
+import collections
 import dataclasses
 from typing import Any, NamedTuple, Protocol
 
@@ -231,7 +232,33 @@ class Bounded(_Stateless):
     if len(batcher.finished) < self._flow.batch:
       return None
     by_version = sorted(batcher.finished, key=batcher.finished.__getitem__)
-    return by_version[: self._flow.batch]
+    chosen = by_version[: self._flow.batch]
+    if not self._discards and self._strands(chosen, last + 1, batcher):
+      return None
+    return chosen
+
+  def _strands(
+    self,
+    chosen: list[batcher_lib.Group],
+    last: int,
+    batcher: batcher_lib.Batcher,
+  ) -> bool:
+    """Whether the steps to come could not take all that is left in time.
+
+    Versions up to `last` are due at the next step, each later one a step later.
+    """
+    newest = batcher.finished[chosen[-1]]
+    if batcher.oldest_open is None or batcher.oldest_open >= newest:
+      return False  # the oldest come first: what was admitted fits
+    left = collections.Counter(batcher.open.values())
+    left.update(batcher.finished.values())
+    left.subtract(batcher.finished[group] for group in chosen)
+    waiting = 0
+    for version in sorted(left):
+      waiting += left[version]
+      if waiting > (version - last + 1) * self._flow.batch:
+        return True
+    return False
 
   def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
     """Returns the version that generated the trajectory."""

@@ -219,7 +219,8 @@ class Crew:
 
   def _on_arrival(self, one: member.Member, arrival: Any) -> None:
     if one.source is None:  # it arrived before the news of the connection
-      self._events.put(Event(one, 'arrival', arrival))
+      if self.members.get(one.name) is one:
+        self._events.put(Event(one, 'arrival', arrival))
       return
     try:
       trajectory = one.source.receive(arrival)
@@ -289,6 +290,8 @@ class Crew:
 
   def _drop(self, one: member.Member, reason: str) -> None:
     """Takes a member out for good."""
+    if self.members.get(one.name) is not one:  # a late answer of one dropped
+      return
     _LOG.warning('%s leaves the pool: %s', one.name, reason)
     del self.members[one.name]
     if not one.leaving:
