@@ -72,6 +72,8 @@ class Flow:
   version: int = 0
   collecting: int = 0
   tally: Tally = dataclasses.field(default_factory=Tally)
+  # A collected batch that no step consumes before the flight is drained.
+  _taken: list[Finished] = dataclasses.field(default_factory=list)
 
   def publish(self, params: Mapping[str, np.ndarray], version: int) -> None:
     """Has what is dispatched from now on generated with a snapshot."""
@@ -112,6 +114,7 @@ class Flow:
     batch = self.batcher.take(chosen)
     self.tally.trained += len(batch)
     self.tally.trained_tokens += _action_tokens(batch)
+    self._taken = batch if self.staleness.drops_rest else []
     return batch
 
   def _what_is_missing(self) -> str:
@@ -128,7 +131,9 @@ class Flow:
     Returns:
       What came too late for the batch.
     """
-    return self.batcher.drain() if self.staleness.drops_rest else []
+    late = self.batcher.drain() if self.staleness.drops_rest else []
+    self._taken = []
+    return late
 
   def file_outcomes(self, batch: Sequence[Finished] = ()) -> None:
     """Hands outcomes to the evidence, each under its policy event.
@@ -173,16 +178,22 @@ class Flow:
 
   def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns what a checkpoint holds, as arrays and as JSON-able values."""
-    held, records = stored.pack(self.batcher.held)
+    taken = self._taken  # of a drain that was stopped: to be taken again
+    held, records = stored.pack([*taken, *self.batcher.held])
+    tally = dataclasses.replace(
+      self.tally,
+      trained=self.tally.trained - len(taken),
+      trained_tokens=self.tally.trained_tokens - _action_tokens(taken),
+    )
     arrays = {'evidence': self.evidence.state_dict(), 'held': held}
     return arrays, {
       'version': self.version,
-      'collecting': self.collecting,
+      'collecting': self.collecting - bool(taken),
       'dispatcher': self.dispatcher.state_dict(),
       'staleness': self.staleness.state_dict(),
       'in_flight': [dataclasses.asdict(t) for t in self.batcher.in_flight],
       'held': records,
-      'tally': dataclasses.asdict(self.tally),
+      'tally': dataclasses.asdict(tally),
       'dispatched': self.batcher.dispatched,
       'statuses': {s.name: n for s, n in self.batcher.statuses.items()},
     }
