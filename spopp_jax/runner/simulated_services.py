@@ -98,7 +98,7 @@ def reward(request: base.Request, version: int) -> float:
   return float(share(request.task_id, request.seed, version) < ease)
 
 
-class _Takes(Exception):  # noqa: N818 - a call that goes on, no error.
+class _Takes(Exception):
   """Raised by a call that takes time, which is made again when it is over."""
 
   def __init__(self, until_s: float):
@@ -277,6 +277,7 @@ class Service:
 
   def close(self) -> None:
     """Ends the connection."""
+    self._up_at_s = math.inf
     self._connection += 1
     self._forget()
 
@@ -335,9 +336,9 @@ class Service:
     if self._world.now_s >= self._up_at_s and not self.lost:
       self._connection += 1
       self._deliver('end')
-    self._up_at_s = self._world.now_s + self._world.mean(
-      self._world.site.faults.down_s
-    )
+      self._up_at_s = self._world.now_s + self._world.mean(
+        self._world.site.faults.down_s
+      )
 
   def _forget(self) -> None:
     self._session += 1

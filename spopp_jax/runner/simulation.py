@@ -94,6 +94,7 @@ class Step(NamedTuple):
     batch: what it trained on.
     in_flight: the tickets in flight.
     groups: groups open or finished, not trained.
+    asked: requests in `Record.asked` until then.
     dispatched: requests sent, as the batcher counts.
     statuses: how requests ended, as the batcher counts.
   """
@@ -104,6 +105,7 @@ class Step(NamedTuple):
   batch: list[flow.Finished]
   in_flight: list[types.Ticket]
   groups: int
+  asked: int
   dispatched: int
   statuses: dict[types.Status, int]
 
@@ -222,7 +224,7 @@ class _Memory:
     return self.saved
 
 
-class _Killed(Exception):  # noqa: N818 - the end of a process.
+class _Killed(Exception):
   """The process is no more."""
 
 
@@ -278,6 +280,7 @@ class _Run(training.Training):
         batch=self._batch,
         in_flight=talks.in_flight,
         groups=len(talks.open) + len(talks.finished),
+        asked=len(self._record.asked),
         dispatched=talks.dispatched,
         statuses=dict(talks.statuses),
       )
@@ -317,9 +320,10 @@ def run(setting: Setting, *, seed: int, stops: Sequence[Stop] = ()) -> Record:
     else:
       components.adopt(memory.restore())
     start = len(record.steps)
-    clock = components.learner
+    ended = False
     try:
-      loop.train(components, cast(preemption.StopRequest, clock))
+      loop.train(components, cast(preemption.StopRequest, components.learner))
+      ended = True
     except preemption.Stopped:
       components.save_now()
     except _Killed:
@@ -328,7 +332,7 @@ def run(setting: Setting, *, seed: int, stops: Sequence[Stop] = ()) -> Record:
       step._replace(at_s=step.at_s + began_s) for step in record.steps[start:]
     ]
     began_s += world.now_s
-    if len(record.steps) == setting.steps:
+    if ended:
       break
   evidence = components.flow.evidence
   record.counts = evidence.counts(setting.task_ids, components.flow.version)
