@@ -135,7 +135,7 @@ def draw(path: str, rows: list[Row]) -> None:
   """Draws the length bias of single rollouts over over-dispatch."""
   import matplotlib.figure
 
-  figure = matplotlib.figure.Figure(figsize=(10, 4), layout='constrained')
+  figure = matplotlib.figure.Figure(figsize=(10, 4.5), layout='constrained')
   speed, bias = figure.subplots(1, 2)
   for label, *_ in POLICIES:
     mine = [row for row in rows if row.label == label and row.group_size == 1]
@@ -147,7 +147,7 @@ def draw(path: str, rows: list[Row]) -> None:
   for axes, name in ((speed, 'trajectories/s'), (bias, 'length bias')):
     axes.set_xlabel('in flight / batch')
     axes.set_ylabel(name)
-  bias.legend(fontsize='small')
+  figure.legend(loc='outside lower center', ncols=4, fontsize='small')
   figure.savefig(path, dpi=120)
 
 

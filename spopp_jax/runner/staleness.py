@@ -186,8 +186,8 @@ class Bounded(_Stateless):
   by step u or later, is consumed at the latest by step u + n // batch. It is
   dispatched if that step is v + max_lag or an earlier one, so the bound holds
   by admission. First finished may leave old work behind; a step therefore
-  waits for the groups that the next step could no longer take, or, with
-  `discards`, drops them when they come.
+  waits until what it leaves can be taken in time by the steps to come, each a
+  batch, or, with `discards`, drops what is overdue when it comes.
   """
 
   publishes_first = interrupts = drops_rest = False
@@ -226,7 +226,7 @@ class Bounded(_Stateless):
         [group for group, version in batcher.finished.items() if version < last]
       )
     elif batcher.oldest_open is not None and batcher.oldest_open <= last:
-      return None
+      return None  # as below, but without a sort at every answer
     if self._flow.in_order:
       return self._flow.first(batcher)
     if len(batcher.finished) < self._flow.batch:
