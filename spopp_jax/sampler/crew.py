@@ -5,7 +5,6 @@ an event, as replies and losses do. Events are handled one at a time.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -50,10 +49,6 @@ class Events(Protocol):
 
   def get(self, block: bool = True, timeout: float | None = None) -> Event:
     """Returns the oldest; raises queue.Empty without one in time."""
-
-
-def _in_a_thread(work: Callable[[], None]) -> None:
-  threading.Thread(target=work, name='sampler-member', daemon=True).start()
 
 
 class Crew:
