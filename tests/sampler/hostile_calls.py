@@ -1,4 +1,8 @@
-"""Calls of a service that lie: each with the status that refuses it."""
+"""Calls of a service that lie.
+
+Each is (rpc, request or parts, the status that refuses it, words of the reason
+if others are refused with that status too).
+"""
 
 import dataclasses
 import hashlib
@@ -60,20 +64,24 @@ def _publish_header(rng):
 def _publish_chunk(rng):
   part = _whole()
   at = int(rng.integers(len(DATA)))
-  name, value = _pick(
+  name, value, words = _pick(
     rng,
     [
-      ('offset', 1),
-      ('offset', 2**64 - 1),
-      ('crc32', part.chunk.crc32 ^ (1 << int(rng.integers(32)))),
-      ('data', b''),
-      ('data', DATA[:at]),
-      ('data', DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :]),
-      ('data', DATA + b'more'),
+      ('offset', 1, 'has offset 1'),
+      ('offset', 2**64 - 1, 'has offset'),
+      ('crc32', part.chunk.crc32 ^ (1 << int(rng.integers(32))), 'crc32'),
+      ('data', b'', 'a byte at least'),
+      ('data', DATA[:at] or b'x', 'crc32'),
+      ('data', DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :], 'crc32'),
     ],
   )
   setattr(part.chunk, name, value)
-  return _publish(Code.DATA_LOSS, part)
+  return *_publish(Code.DATA_LOSS, part), words
+
+
+def _publish_more(rng):
+  part = _whole(DATA + rng.bytes(1 + int(rng.integers(9))))
+  return *_publish(Code.DATA_LOSS, part), 'at least'
 
 
 def _publish_other_bytes(rng):
@@ -157,6 +165,7 @@ def _shake_hands(rng):
 CALLS = (
   _publish_header,
   _publish_chunk,
+  _publish_more,
   _publish_other_bytes,
   _publish_parts,
   _activate,

@@ -99,11 +99,10 @@ def _token(rng, message):
 
 
 def _mask_value(rng, message):
-  _edit(
-    message,
-    message.action_mask,
-    _put(int(rng.integers(8)), int(rng.integers(2, 256))),
-  )
+  value = int(rng.integers(2, 256))
+  _edit(message, message.action_mask, _put(int(rng.integers(8)), value))
+  if rng.integers(2):
+    message.num_actions = sum(message.action_mask.data)
 
 
 def _mask_hides_an_action(rng, message):
@@ -170,6 +169,12 @@ def _span_count(rng, message):
   span.num_actions = hostile.pick(
     rng, [v for v in (0, 2, 4, 2**32 - 1) if v != span.num_actions]
   )
+
+
+def _span_empty(rng, message):
+  sizes = hostile.pick(rng, [(0, 4), (4, 0)])
+  for span, size in zip(message.spans, sizes, strict=True):
+    span.num_actions = size
 
 
 def _span_version(rng, message):
@@ -275,7 +280,14 @@ _KEPT = (
   _kept_without_own,
   _kept_uncalled,
 )
-_SPANS = (_span_count, _span_version, _span_first, _span_checksum, _span_alone)
+_SPANS = (
+  _span_count,
+  _span_empty,
+  _span_version,
+  _span_first,
+  _span_checksum,
+  _span_alone,
+)
 # What a receiver refuses that knows neither the request nor the snapshots.
 LIES = {
   'plain': (*_ALL, *_WITH_REWARD, _kept_at_plain, _spans_uncalled),
@@ -297,6 +309,11 @@ def _two_spans(rng, message):
     message.spans.add(
       policy_version=version, weights_checksum=checksum, num_actions=2
     )
+
+
+def _version_not_asked(rng, message):
+  message.policy_version = 4
+  message.weights_checksum = hostile.LATER
 
 
 def _other_span(rng, message):
@@ -325,6 +342,7 @@ def _kept_of_more(rng, message):
 _OTHER_TASK = _field('task_id', 'task-9', 'task-1 ', '\u202e', '')
 _OTHERS = (
   _OTHER_TASK,
+  _version_not_asked,
   _field('policy_version', -1, 0, 2, 4, 5, 2**62, -(2**63)),
   _field('weights_checksum', hostile.LATER, 'ef' * 32),
   _field('num_turns', 7, 2**32 - 1),
