@@ -225,6 +225,7 @@ class Service:
     self._name = name
     self._deliver = deliver
     self._up_at_s = 0.0
+    self._closed = False
     # What belongs to an earlier session or connection is dropped.
     self._session = self._connection = 0
     self._queue: collections.deque[base.Request] = collections.deque()
@@ -236,7 +237,14 @@ class Service:
     world.again_after(faults.cut_every_s, self._cut)
 
   def submit(self, requests: Sequence[base.Request]) -> None:
-    """Takes requests; one it has answered is answered the same again."""
+    """Takes requests; one it has answered is answered the same again.
+
+    Raises:
+      SamplerLost: there is no connection.
+      RuntimeError: the pool has taken the service out.
+    """
+    if self._closed:
+      raise RuntimeError(f'{self._name} was closed and is asked all the same')
     if self.lost or self._world.now_s < self._up_at_s:
       raise self.lost or errors.SamplerLost(f'{self._name} is gone')
     for one in requests:
@@ -277,7 +285,7 @@ class Service:
 
   def close(self) -> None:
     """Ends the connection."""
-    self._up_at_s = math.inf
+    self._closed = True
     self._connection += 1
     self._forget()
 
@@ -333,6 +341,8 @@ class Service:
     self._cut()
 
   def _cut(self) -> None:
+    if self._closed:
+      return
     if self._world.now_s >= self._up_at_s and not self.lost:
       self._connection += 1
       self._deliver('end')

@@ -213,10 +213,12 @@ def check_refilled(record):
   for step in record.steps:
     if setting.staleness == 'scheduled':
       continue
-    full = setting.in_flight - len(step.in_flight) < size
+    room = setting.in_flight - len(step.in_flight)
     if setting.staleness == 'drain':
-      assert full, (step.step, len(step.in_flight))
+      assert room < size, (step.step, len(step.in_flight))
       continue
+    # Refills of less than a 128th part wait for each other.
+    full = room < max(size, setting.in_flight // 128)
     admitted = (setting.max_lag + 1) * setting.batch_size // size
     opened = len({batcher.group_of(ticket) for ticket in step.in_flight})
     assert (
@@ -457,6 +459,20 @@ def test_failed_tries_are_no_rollouts():
   assert sum(statuses[status] for status in KEPT) == 32 * 20
 
 
+@pytest.mark.parametrize('policy', ['drain', 'bounded', 'interruptible'])
+def test_what_has_no_try_left_is_replaced(policy):
+  site = dataclasses.replace(PLAIN, faults=services.Faults(failed=0.3))
+  record = simulation.run(
+    simulation.Setting(
+      staleness=policy, batch_size=16, in_flight=16, attempts=1, site=site
+    ),
+    seed=0,
+  )
+  for check in CHECKS:
+    check(record)
+  assert record.steps[-1].statuses[Status.ENV_ERROR] > 0
+
+
 def test_scheduled_lags_are_uniform_and_follow_from_the_seed():
   setting = simulation.Setting(
     staleness='scheduled', max_lag=4, batch_size=40, group_size=4, steps=30
@@ -500,7 +516,7 @@ def test_invariants_hold_for_thousands_of_services():
     batch_size=8192,
     in_flight=16384,
     num_tasks=100_000,
-    steps=5,
+    steps=4,
     site=dataclasses.replace(
       PLAIN,
       services=2000,
