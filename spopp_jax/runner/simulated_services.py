@@ -243,8 +243,7 @@ class Service:
       SamplerLost: there is no connection.
       RuntimeError: the pool has taken the service out.
     """
-    if self._closed:
-      raise RuntimeError(f'{self._name} was closed and is asked all the same')
+    self._check_open()
     if self.lost or self._world.now_s < self._up_at_s:
       raise self.lost or errors.SamplerLost(f'{self._name} is gone')
     for one in requests:
@@ -269,6 +268,7 @@ class Service:
     del interrupt
     if self.lost or self._world.now_s < self._up_at_s:
       raise errors.SamplerLost(f'{self._name} is gone')
+    self._check_open()
     self.service.active_policy_version = snapshot.version
     self.service.active_weights_checksum = snapshot.checksum
     return snapshot.checksum
@@ -286,8 +286,13 @@ class Service:
   def close(self) -> None:
     """Ends the connection."""
     self._closed = True
+    self.lost = errors.SamplerLost(f'{self._name} is closed')
     self._connection += 1
     self._forget()
+
+  def _check_open(self) -> None:
+    if self._closed:
+      raise RuntimeError(f'{self._name} was closed and is used all the same')
 
   def _begin(self) -> None:
     faults = self._world.site.faults

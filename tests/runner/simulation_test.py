@@ -459,6 +459,18 @@ def test_failed_tries_are_no_rollouts():
   assert sum(statuses[status] for status in KEPT) == 32 * 20
 
 
+def test_a_service_that_left_while_it_was_lost_does_not_come_back():
+  site = dataclasses.replace(
+    PLAIN,
+    faults=services.Faults(cut_every_s=20.0, down_s=8.0, replaced_every_s=3.0),
+  )
+  setting = simulation.Setting(attempts=1000, site=site)
+  for seed in range(3):
+    record = simulation.run(setting, seed=seed)
+    for check in CHECKS:
+      check(record)
+
+
 @pytest.mark.parametrize('policy', ['drain', 'bounded', 'interruptible'])
 def test_what_has_no_try_left_is_replaced(policy):
   site = dataclasses.replace(PLAIN, faults=services.Faults(failed=0.3))
