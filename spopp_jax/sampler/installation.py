@@ -13,6 +13,8 @@ _LOG = logging.getLogger(__name__)
 Transport = Literal['auto', 'directory', 'grpc']
 # A service that is there after a cut answers within this.
 _RETURN_S = 10.0
+# Tries in a row that bring a transfer no further before it is given up.
+_TRIES_IN_VAIN = 2
 
 
 class Installer:
@@ -120,31 +122,36 @@ class Installer:
     session_id: str,
     deadline: float,
   ) -> None:
-    """Sends what the service lacks, again as long as each try gets further."""
+    """Sends what the service lacks, again as long as some tries get further."""
     request = sampler_pb2.ResumeRequest(
       policy_version=snapshot.version,
       weights_checksum=snapshot.checksum,
       size_bytes=snapshot.size_bytes,
       session_id=session_id,
     )
-    before = -1
+    furthest, in_vain = -1, 0
     while True:
       left_s = max(0.0, deadline - time.monotonic())
-      held = stub.Resume(
-        request, timeout=min(left_s, _RETURN_S), wait_for_ready=True
-      ).held_bytes
+      held = -1
       try:
+        held = stub.Resume(
+          request, timeout=min(left_s, _RETURN_S), wait_for_ready=True
+        ).held_bytes
         stub.Publish(
           transfer.parts(snapshot, session_id, held),
           timeout=max(0.0, deadline - time.monotonic()),
         )
         return
       except grpc.RpcError as error:
-        if error.code() != grpc.StatusCode.UNAVAILABLE or held <= before:
+        in_vain = 0 if held > furthest else in_vain + 1
+        if (
+          error.code() != grpc.StatusCode.UNAVAILABLE
+          or in_vain > _TRIES_IN_VAIN
+        ):
           raise
         _LOG.warning(
           'the transfer of version %d broke off (%s); going on',
           snapshot.version,
           error.details(),
         )
-      before = held
+      furthest = max(furthest, held)

@@ -280,7 +280,7 @@ def test_a_connection_that_is_always_cut_is_given_up(sent):
     way.cuts += range(way.upstream_bytes + 50_000, 10**9, 50_000)
     with pytest.raises(errors.SamplerLost, match='publication of version 3'):
       sampler.publish(big(3.0), 3)
-  assert len(sent) <= 2
+  assert len(sent) <= 2 + installation._TRIES_IN_VAIN
 
 
 def test_a_client_that_is_closed_meanwhile_is_lost():
