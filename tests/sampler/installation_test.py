@@ -224,8 +224,10 @@ def test_a_transfer_goes_on_over_a_new_connection(sent):
     sent.clear()
     sampler.reconnect(WAIT_S)
     sampler.install(snapshot)
-    assert sent == [arrived]
-    assert arrived in (9 * transfer.CHUNK_BYTES, 10 * transfer.CHUNK_BYTES)
+    (first_sent,) = sent
+    # One more chunk may arrive before the service knows of the end.
+    assert 9 * transfer.CHUNK_BYTES <= arrived <= first_sent
+    assert first_sent <= 10 * transfer.CHUNK_BYTES
     assert engine.loaded[1:] == [(3, [3.0, -3.0])]
 
 
