@@ -154,7 +154,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     max_lag=1,
     # True drops rollouts older than max_lag; False makes the learner wait.
     discard_overdue=False,
-    # True trains in the order of dispatch, so that no timing plays a part.
+    # True trains in the order of dispatch, not in that of finishing.
     in_order=False,
     # When an outcome becomes evidence: received (on return) or consumed.
     evidence_from='received',

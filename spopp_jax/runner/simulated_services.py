@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.sampler import base, crew, errors, pool, retries, weights
+from spopp_jax.sampler import base, errors, member, pool, retries, weights
 
 Durations = Callable[[base.Request], float]
 _TRUNCATED = (types.Status.CONTEXT_LIMIT, types.Status.LENGTH)
@@ -132,7 +132,7 @@ class World:
     self._joined = itertools.count(site.services)
     self._due: list[tuple[float, int, Callable[[], None]]] = []
     self._serial = itertools.count()
-    self._events: collections.deque[crew.Event] = collections.deque()
+    self._events: collections.deque[member.Event] = collections.deque()
     self.again_after(site.faults.replaced_every_s, self._replace)
     self.pool = pool.Pool(
       lambda: self.names,
@@ -166,11 +166,13 @@ class World:
     """Draws a time with a mean, without memory; 0 for a mean of 0."""
     return self.rng.expovariate(1 / mean_s) if mean_s else 0.0
 
-  def put(self, item: crew.Event) -> None:
+  def put(self, item: member.Event) -> None:
     """Takes an event of the pool."""
     self._events.append(item)
 
-  def get(self, block: bool = True, timeout: float | None = None) -> crew.Event:
+  def get(
+    self, block: bool = True, timeout: float | None = None
+  ) -> member.Event:
     """Returns an event, or lets the time pass; raises queue.Empty then."""
     until_s = self.now_s + (timeout or 0.0) * block
     while not self._events:

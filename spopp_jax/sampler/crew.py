@@ -6,7 +6,7 @@ an event, as replies and losses do. Events are handled one at a time.
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 from spopp_jax import types
 from spopp_jax.sampler import (
@@ -24,31 +24,6 @@ _MAX_LOSSES_IN_A_ROW = 3
 # Before what failed is tried again.
 _PAUSE_S = 2.0
 _SHOWN = 5
-
-
-class Event(NamedTuple):
-  """Something that happened to a member.
-
-  Attributes:
-    member: whose; None for what the pool is asked.
-    kind: which.
-    content: what arrived, the new source, the version, the error, or the
-      requests.
-  """
-
-  member: member.Member | None
-  kind: Literal['arrival', 'joined', 'installed', 'failed', 'submitted']
-  content: Any
-
-
-class Events(Protocol):
-  """Where events wait; `queue.SimpleQueue` is one."""
-
-  def put(self, item: Event) -> None:
-    """Adds one; called from any thread."""
-
-  def get(self, block: bool = True, timeout: float | None = None) -> Event:
-    """Returns the oldest; raises queue.Empty without one in time."""
 
 
 class Crew:
@@ -71,7 +46,7 @@ class Crew:
     recovery_timeout_s: float,
     clock: Callable[[], float],
     run_beside: Callable[[Callable[[], None]], None],
-    events: Events,
+    events: member.Events,
     store: publication.Store | None,
   ):
     """Begins to connect to every service; arguments as of `pool.Pool`.
@@ -117,7 +92,7 @@ class Crew:
       self._doubt(one)
       self._advance(one)
 
-  def handle(self, event: Event) -> None:
+  def handle(self, event: member.Event) -> None:
     """Deals with what happened to a member; `place` comes next."""
     getattr(self, f'_on_{event.kind}')(event.member, event.content)
 
@@ -156,31 +131,35 @@ class Crew:
     self._run_beside(lambda: self._connect(one))
 
   def _connect(self, one: member.Member) -> None:
-    deliver = lambda arrival: self._events.put(Event(one, 'arrival', arrival))
+    deliver = lambda arrival: self._events.put(
+      member.Event(one, 'arrival', arrival)
+    )
     try:
       source = one.connect(deliver)
     except errors.SamplerError as error:
-      self._events.put(Event(one, 'failed', error))
+      self._events.put(member.Event(one, 'failed', error))
     else:
-      self._events.put(Event(one, 'joined', source))
+      self._events.put(member.Event(one, 'joined', source))
 
   def _reconnect(self, one: member.Member, *, new_session: bool) -> None:
     assert one.source is not None
     try:
       one.source.reconnect(self._recovery_timeout_s, new_session=new_session)
     except errors.SamplerError as error:
-      self._events.put(Event(one, 'failed', error))
+      self._events.put(member.Event(one, 'failed', error))
     else:
-      self._events.put(Event(one, 'joined', one.source))
+      self._events.put(member.Event(one, 'joined', one.source))
 
-  def _install(self, one: member.Member, snapshot: weights.Snapshot) -> None:
+  def _install(
+    self, one: member.Member, snapshot: weights.Snapshot, connection: int
+  ) -> None:
     assert one.source is not None
+    result: int | errors.SamplerError = snapshot.version
     try:
       one.source.install(snapshot, interrupt=self._interrupt)
     except errors.SamplerError as error:
-      self._events.put(Event(one, 'failed', error))
-    else:
-      self._events.put(Event(one, 'installed', snapshot.version))
+      result = error
+    self._events.put(member.Event(one, 'installed', (connection, result)))
 
   def _on_submitted(self, one: None, requests: list[base.Request]) -> None:
     del one
@@ -194,6 +173,8 @@ class Crew:
     if one.source is None:
       one.losses_in_a_row = 0
     before, one.source = one.version, source
+    one.connections += 1
+    one.installing = False
     one.connected, one.version = True, source.service.active_policy_version
     self._doubt(one)
     _LOG.info('%s has joined with version %d', one.name, one.version)
@@ -207,15 +188,27 @@ class Crew:
     self._placement.offer(one)
     self._advance(one)
 
-  def _on_installed(self, one: member.Member, version: int) -> None:
-    one.installing, one.version = False, version
+  def _on_installed(
+    self,
+    one: member.Member,
+    outcome: tuple[int, int | errors.SamplerError],
+  ) -> None:
+    connection, result = outcome
+    if connection != one.connections or not one.connected:
+      return  # of a connection that was lost: its successor installs anew
+    one.installing = False
+    if isinstance(result, errors.SamplerError):
+      self.last_problem = result
+      self._lose(one)
+      return
+    one.version = result
     self._placement.offer(one)
     self._advance(one)
 
   def _on_arrival(self, one: member.Member, arrival: Any) -> None:
     if one.source is None:  # it arrived before the news of the connection
       if self.members.get(one.name) is one:
-        self._events.put(Event(one, 'arrival', arrival))
+        self._events.put(member.Event(one, 'arrival', arrival))
       return
     try:
       trajectory = one.source.receive(arrival)
@@ -234,8 +227,8 @@ class Crew:
       self._lose(one)
 
   def _on_failed(self, one: member.Member, error: errors.SamplerError) -> None:
-    self.last_problem, one.installing = error, False
-    if one.name not in self.members:
+    self.last_problem = error
+    if self.members.get(one.name) is not one:
       return
     fits = not isinstance(error, errors.HandshakeRefused)
     if one.source is None and not fits:
@@ -243,8 +236,6 @@ class Crew:
     elif one.source is None:
       one.losses_in_a_row += 1
       self._try_later(one, lambda: self._connect(one))
-    elif one.connected:
-      self._lose(one)
     else:
       new_session = any(m.connected for m in self.members.values())
       self._try_later(
@@ -325,7 +316,8 @@ class Crew:
       return
     one.installing = True
     self._lease(one, snapshot.version)
-    self._run_beside(lambda: self._install(one, snapshot))
+    connection = one.connections
+    self._run_beside(lambda: self._install(one, snapshot, connection))
 
   def _lease(self, one: member.Member, version: int) -> None:
     """Keeps one version for a member (-1: none), removes what nobody needs."""

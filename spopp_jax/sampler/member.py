@@ -1,8 +1,8 @@
-"""One service of a pool: its connection and what it owes."""
+"""One service of a pool: its connection, what it owes, what happens to it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from spopp_jax import types
 from spopp_jax.sampler import base, errors, weights
@@ -59,6 +59,7 @@ class Member:
     version: its active snapshot; -1 for none.
     owes: the requests it was sent, oldest first, each with the time then.
     losses_in_a_row: losses since its last answer.
+    connections: how many it has had; news of an earlier one counts no more.
     leased: the version that is kept on the disk for it; -1 for none.
   """
 
@@ -73,6 +74,7 @@ class Member:
     default_factory=dict
   )
   losses_in_a_row: int = 0
+  connections: int = 0
   leased: int = -1
 
   @property
@@ -83,3 +85,28 @@ class Member:
     service = self.source.service
     window = min(service.max_pending, _REQUESTS_A_SLOT * service.num_slots)
     return window - len(self.owes)
+
+
+class Event(NamedTuple):
+  """Something that happened to a member.
+
+  Attributes:
+    member: whose; None for what the pool is asked.
+    kind: which.
+    content: what arrived, the new source, the number of the connection with
+      the version or the error, why there is no connection, or the requests.
+  """
+
+  member: Member | None
+  kind: Literal['arrival', 'joined', 'installed', 'failed', 'submitted']
+  content: Any
+
+
+class Events(Protocol):
+  """Where events wait; `queue.SimpleQueue` is one."""
+
+  def put(self, item: Event) -> None:
+    """Adds one; called from any thread."""
+
+  def get(self, block: bool = True, timeout: float | None = None) -> Event:
+    """Returns the oldest; raises queue.Empty without one in time."""

@@ -59,7 +59,7 @@ class Pool:
     store: publication.Store | None = None,
     clock: Callable[[], float] = time.monotonic,
     run_beside: Callable[[Callable[[], None]], None] = _in_a_thread,
-    events: crew.Events | None = None,
+    events: member.Events | None = None,
   ):
     """Begins to connect to every service.
 
@@ -78,7 +78,7 @@ class Pool:
     """
     self._clock = clock
     self._store = store
-    self._events: crew.Events = events or queue.SimpleQueue()
+    self._events: member.Events = events or queue.SimpleQueue()
     self._lock = threading.RLock()
     # Lists of answers, new ones that are not in a list yet, and a list that
     # is being taken from its end.
@@ -133,7 +133,7 @@ class Pool:
     elif requests:
       # Whoever waits for the lock waits for a whole series of events.
       self._submitted += 1
-      self._events.put(crew.Event(None, 'submitted', requests))
+      self._events.put(member.Event(None, 'submitted', requests))
 
   @property
   def num_arrived(self) -> int:

@@ -182,19 +182,10 @@ class RolloutDriver:
     self, request: base.Request, status: types.Status, detail: str
   ) -> types.Trajectory:
     """Returns the trajectory of a request that was not run."""
-    return types.Trajectory(
-      request_id=request.request_id,
-      task_id=request.task_id,
-      status=status,
-      reward=math.nan,
+    return dataclasses.replace(
+      base.unanswered(request, status, detail),
       policy_version=self.engine.policy_version,
       weights_checksum=self.engine.weights_checksum,
-      tokens=np.zeros(0, np.int32),
-      action_mask=np.zeros(0, bool),
-      behaviour_logprobs=np.zeros(0, np.float32),
-      num_turns=0,
-      sampling=request.sampling,
-      detail=detail,
     )
 
   def _fill_slots(self) -> list[types.Trajectory]:

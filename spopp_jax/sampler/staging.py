@@ -111,12 +111,13 @@ class Staging:
     turn, _ = incoming.take_turn()
     for part in parts:
       incoming.append(turn, part.chunk)
+    # The parts also end where a connection breaks: then there is more to come.
+    is_whole = incoming.is_whole
     try:
       return incoming.finish()
     finally:
       with self._lock:
-        # Whole or damaged, there is nothing to go on with.
-        if session.incoming is incoming:
+        if is_whole and session.incoming is incoming:
           session.incoming = None
 
   def _switch(

@@ -87,6 +87,12 @@ class Incoming:
       self._turn += 1
       return self._turn, len(self._data)
 
+  @property
+  def is_whole(self) -> bool:
+    """Whether as many bytes have arrived as were announced."""
+    with self._lock:
+      return len(self._data) == self._size_bytes
+
   def append(self, turn: int, part: sampler_pb2.Chunk) -> None:
     """Takes the next bytes; after an error those before it are still held.
 

@@ -250,6 +250,21 @@ def test_a_version_is_installed_once_the_old_work_has_ended():
   assert world.pool.next(1.0).policy_version == 0
 
 
+def test_a_loss_during_an_installation_is_one_loss():
+  world = make('a')
+  service = world.services['a']
+  submit(world, 0)
+  service.answer('r0')
+  world.settle()
+  world.delays = True
+  world.pool.publish(PARAMS, 1)
+  service.end(forgets=False)
+  world.settle()
+  world.pass_time(5)
+  assert service.reconnects == 1
+  assert service.installed == [0, 1]
+
+
 def test_an_interrupting_version_is_installed_at_once():
   world = make('a')
   submit(world, 0)

@@ -100,6 +100,7 @@ class Service:
     asked: every request id sent to it, in order.
     installed: versions, in order.
     sessions: how often a session began.
+    reconnects: how often its connection was asked to be restored.
   """
 
   def __init__(self, world, name, deliver):
@@ -115,6 +116,7 @@ class Service:
     self.asked = []
     self.installed = []
     self.sessions = 1
+    self.reconnects = 0
     self.is_open = True
     self.install_error = None
     self._world = world
@@ -135,6 +137,8 @@ class Service:
 
   def install(self, snapshot, *, interrupt=False):
     del interrupt
+    if self.lost:
+      raise self.lost
     if self.install_error:
       raise self.install_error
     self.installed.append(snapshot.version)
@@ -143,6 +147,7 @@ class Service:
     return snapshot.checksum
 
   def reconnect(self, deadline_s, *, new_session=False):
+    self.reconnects += 1
     if self.name in self._world.absent:
       self._world.now += deadline_s
       raise self._world.absent[self.name]
