@@ -3,7 +3,7 @@
 Source: SPO++ (arXiv:2608.24870) Table 3 for the method; sizes and rates are
 this project's own, found for a machine without an accelerator.
 Command: python experiments/train.py --config=configs/quickstart.py
-Expected: 3 minutes on two CPU cores; success over all tasks .37 -> .91, .33 ->
+Expected: 3 minutes on two CPU cores; success over all tasks .37 -> .94, .33 ->
 .86 and .34 -> .95 with seeds 0, 1 and 2 (2026-11-30).
 """
 
