@@ -29,6 +29,7 @@ from spopp_jax.sampler import (
 )
 
 VOCABULARY = 32_000
+_JOINED_TOKENS = 100_000  # of the answers in one message
 EXPECTED = handshake.Expectation(
   tokenizer_fingerprint='simulated',
   model_fingerprint='simulated',
@@ -71,6 +72,8 @@ class Servicer(sampler_pb2_grpc.SamplerServicer):
     self._max_pending = max_pending
     self._version = -1
     self._checksums = {-1: ''}
+    self._last: sampler_pb2.Trajectory | None = None
+    self._joined = max(1, _JOINED_TOKENS // num_tokens)
 
   def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
     """Describes the service."""
@@ -116,33 +119,34 @@ class Servicer(sampler_pb2_grpc.SamplerServicer):
   def Rollout(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
     """Answers in the order of the requests."""
     del context
-    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def read() -> None:
       try:
         for one in request_iterator:
-          if one.WhichOneof('part') == 'request':
-            requests.put(one.request)
+          asked.put(one.requests.requests)
       except grpc.RpcError:
         pass  # the caller went away
-      requests.put(None)
+      asked.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    answer = None
-    while (request := requests.get()) is not None:
-      if answer is None:
-        reply = sampler_pb2.RolloutReply(
-          trajectory=message(
-            self._num_tokens, codec.decode_request(request).sampling
-          )
+    while (requests := asked.get()) is not None:
+      for start in range(0, len(requests), self._joined):
+        yield sampler_pb2.RolloutReply(
+          trajectories=map(self._answer, requests[start : start + self._joined])
         )
-        answer = reply.trajectory
-      answer.request_id, answer.task_id = request.request_id, request.task_id
-      answer.policy_version = request.policy_version
-      answer.weights_checksum = self._checksums[request.policy_version]
-      # A task wins or loses by its name, so that values differ.
-      answer.reward = float(zlib.crc32(request.task_id.encode()) % 2)
-      yield reply
+
+  def _answer(self, request: Any) -> sampler_pb2.Trajectory:
+    if self._last is None:
+      sampling = codec.decode_request(request).sampling
+      self._last = message(self._num_tokens, sampling)
+    answer = self._last
+    answer.request_id, answer.task_id = request.request_id, request.task_id
+    answer.policy_version = request.policy_version
+    answer.weights_checksum = self._checksums[request.policy_version]
+    # A task wins or loses by its name, so that values differ.
+    answer.reward = float(zlib.crc32(request.task_id.encode()) % 2)
+    return answer
 
 
 def main(argv: list[str]) -> None:

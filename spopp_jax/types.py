@@ -179,7 +179,7 @@ class Trajectory:
   @property
   def num_actions(self) -> int:
     """L_i, the action tokens of the trajectory."""
-    return int(self.action_mask.sum())
+    return int(np.count_nonzero(self.action_mask))
 
 
 class PackedBatch(NamedTuple):

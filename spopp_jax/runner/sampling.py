@@ -22,6 +22,7 @@ from spopp_jax.sampler import (
   client,
   credentials,
   engine,
+  failures,
   handshake,
   local,
   member,
@@ -162,6 +163,7 @@ def connect(
   transport = config.sampler.transport
   own = config_rules.sampler_credentials(config.sampler)
   allow_insecure = config.sampler.allow_insecure
+  kept = failures.Failures(directory / 'failures')
 
   def make_connect(name: str) -> member.Connect:
     if name.startswith(sampler_list.LOCAL):
@@ -172,6 +174,7 @@ def connect(
         ready_deadline_s=timeout_s,
         transport=transport,
         deliver=deliver,
+        failures=kept,
       )
     return lambda deliver: client.SamplerClient(
       name,
@@ -181,6 +184,7 @@ def connect(
       connect_deadline_s=timeout_s,
       transport=transport,
       deliver=deliver,
+      failures=kept,
     )
 
   store = None

@@ -24,12 +24,22 @@ from spopp_jax.sampler import (
   weights,
 )
 from spopp_jax.sampler import connection as connection_lib
+from spopp_jax.sampler import failures as failures_lib
 
 _logger = logging.getLogger(__name__)
 
 _CALL_DEADLINE_S = 30.0
 _KEPT_ACKNOWLEDGEMENTS = 4096
 _PAUSE_S = 0.1
+# Ends of a request that somebody should look into.
+_FAILURES = (
+  types.Status.ENV_ERROR,
+  types.Status.TOOL_TIMEOUT,
+  types.Status.VERIFIER_TIMEOUT,
+  types.Status.SAMPLER_ERROR,
+  types.Status.MIXED_VERSIONS,
+  types.Status.INVALID,
+)
 
 
 class SamplerClient:
@@ -58,6 +68,7 @@ class SamplerClient:
     publish_deadline_s: float = 300.0,
     transport: installation.Transport = 'auto',
     deliver: Callable[[connection_lib.Arrival], None] | None = None,
+    failures: failures_lib.Failures | None = None,
   ):
     """Connects and shakes hands.
 
@@ -73,6 +84,7 @@ class SamplerClient:
       deliver: called with everything that arrives, from a thread of the
         connection; the caller then hands it to `receive` in the runner's
         thread and has no use for `next`.
+      failures: keeps replies that break the contract or tell of a failure.
 
     Raises:
       ValueError: the address leaves this machine without TLS, or `transport`
@@ -94,6 +106,7 @@ class SamplerClient:
       queue.SimpleQueue()
     )
     self._deliver = deliver or self._arrivals.put
+    self._failures = failures
     self._outstanding: dict[str, base.Request] = {}
     self._snapshots: dict[int, str] = {}
     # A lost connection may have lost these; they are sent again.
@@ -351,6 +364,7 @@ class SamplerClient:
     except errors.InvalidMessage as error:
       if not error.request_id:
         self.counts['invalid'] += 1
+        self._keep(message, str(error))
         raise
       trajectory = None
       problem = str(error)
@@ -363,7 +377,14 @@ class SamplerClient:
     if trajectory is not None:
       problem = provenance.problem(trajectory, request, self._snapshots)
       if not problem:
+        if trajectory.status in _FAILURES:
+          self._keep(message, f'{trajectory.status.name}: {trajectory.detail}')
         return trajectory
     self.counts['invalid'] += 1
+    self._keep(message, problem)
     _logger.warning('invalid reply for %s: %s', request.request_id, problem)
     return base.unanswered(request, types.Status.INVALID, problem)
+
+  def _keep(self, message: sampler_pb2.Trajectory, reason: str) -> None:
+    if self._failures is not None:
+      self._failures.add(message, reason, self.address)

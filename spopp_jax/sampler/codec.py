@@ -6,12 +6,10 @@ import math
 import re
 from typing import TypeVar
 
-import numpy as np
-
 from spopp_jax import types
 from spopp_jax.sampler import base, errors, payload, sampler_pb2
 
-CONTRACT_VERSION = 4
+CONTRACT_VERSION = 5
 SCHEMA_VERSION = 2
 
 _MAX_ID_CHARACTERS = 256
@@ -99,39 +97,6 @@ def encode_trajectory(trajectory: types.Trajectory) -> sampler_pb2.Trajectory:
   )
 
 
-def encode_reply(
-  trajectory: types.Trajectory, max_bytes: int
-) -> sampler_pb2.RolloutReply:
-  """Returns the answer to a request, short enough for the channel.
-
-  Args:
-    trajectory: what it came to.
-    max_bytes: the most that a message may take.
-
-  Returns:
-    The message of the trajectory. When kept sets make it too long,
-    SAMPLER_ERROR without arrays in its place: part of the sets would be none.
-  """
-  reply = sampler_pb2.RolloutReply(trajectory=encode_trajectory(trajectory))
-  size = reply.ByteSize()
-  if size <= max_bytes:
-    return reply
-  refusal = dataclasses.replace(
-    trajectory,
-    status=types.Status.SAMPLER_ERROR,
-    reward=math.nan,
-    tokens=np.zeros(0, np.int32),
-    action_mask=np.zeros(0, bool),
-    behaviour_logprobs=np.zeros(0, np.float32),
-    kept=None,
-    spans=(),
-    detail=f'the answer has {size} bytes, a message at most {max_bytes}: '
-    'lower top_k or top_p, so that fewer ids are kept, or raise '
-    'max_message_bytes on both sides',
-  )
-  return sampler_pb2.RolloutReply(trajectory=encode_trajectory(refusal))
-
-
 def decode_trajectory(
   message: sampler_pb2.Trajectory, *, max_tokens: int, vocab_size: int
 ) -> types.Trajectory:
@@ -212,9 +177,12 @@ def _member(
   allowed: type[_Closed], value: int, field: str, check: errors.Checker
 ) -> _Closed:
   """Reads a value of a closed set, which is numbered without gaps."""
-  known = [int(member) for member in allowed]
-  check.that(value in known, field, value, f'{known[0]} to {known[-1]}')
-  return allowed(value)
+  try:
+    return allowed(value)
+  except ValueError:
+    known = [int(member) for member in allowed]
+    check.that(False, field, value, f'{known[0]} to {known[-1]}')
+    raise
 
 
 def _check_origin(

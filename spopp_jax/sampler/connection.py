@@ -12,12 +12,14 @@ import grpc
 from spopp_jax.sampler import (
   credentials,
   errors,
+  joining,
   options,
   sampler_pb2,
   sampler_pb2_grpc,
 )
 
 _JOIN_DEADLINE_S = 5.0
+_MOST_AT_ONCE = 256
 _REFUSALS = (
   grpc.StatusCode.FAILED_PRECONDITION,
   grpc.StatusCode.DATA_LOSS,
@@ -70,6 +72,7 @@ class Connection:
       CredentialsUnusable: a file of them is no good.
     """
     self._address = address
+    self._max_message_bytes = limits.max_message_bytes
     self._closed = False
     self._channel = own.open_channel(address, limits.client_options())
     self.stub = sampler_pb2_grpc.SamplerStub(self._channel)
@@ -90,7 +93,8 @@ class Connection:
 
   def send(self, request: sampler_pb2.Request) -> None:
     """Queues a request; it is lost when the stream has ended."""
-    self._outgoing.put(sampler_pb2.RolloutMessage(request=request))
+    requests = sampler_pb2.Requests(requests=[request])
+    self._outgoing.put(sampler_pb2.RolloutMessage(requests=requests))
 
   def acknowledge(self, request_ids: Iterable[str]) -> None:
     """Queues an acknowledgement; it is lost when the stream has ended."""
@@ -150,14 +154,25 @@ class Connection:
       self._reader.join(_JOIN_DEADLINE_S)
 
   def _messages(self) -> Iterator[Any]:
-    while (message := self._outgoing.get()) is not None:
-      yield message
+    while waiting := self._take_all():
+      yield from joining.rollout_messages(waiting, self._max_message_bytes)
+
+  def _take_all(self) -> list[Any]:
+    """Waits for messages to send; none are left once the stream is to end."""
+    taken = [self._outgoing.get()]
+    with contextlib.suppress(queue.Empty):
+      while taken[-1] is not None and len(taken) < _MOST_AT_ONCE:
+        taken.append(self._outgoing.get_nowait())
+    if taken[-1] is None:
+      self._outgoing.put(taken.pop())
+    return taken
 
   def _read(self) -> None:
     code, reason = None, 'the service closed the stream'
     try:
       for reply in self._call:
-        self._deliver(reply.trajectory)
+        for trajectory in reply.trajectories:
+          self._deliver(trajectory)
     except grpc.RpcError as error:
       code = error.code()
       reason = f'{code.name}: {error.details()}'

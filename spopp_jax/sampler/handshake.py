@@ -127,6 +127,12 @@ def check_description(description: Description, expected: Expectation) -> None:
       f'{description.max_context_tokens} at the service; the service must not '
       'hold longer trajectories than the runner can take'
     )
+  for name in ('num_slots', 'max_pending', 'max_context_tokens'):
+    if getattr(description, name) < 1:
+      raise errors.HandshakeRefused(
+        f'{name} of the service is {getattr(description, name)}; allowed: at '
+        'least 1, or it could never be asked anything'
+      )
 
 
 def describe(message: sampler_pb2.HandshakeReply) -> Description:

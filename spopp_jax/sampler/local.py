@@ -25,6 +25,7 @@ from spopp_jax.sampler import (
   options,
   weights,
 )
+from spopp_jax.sampler import failures as failures_lib
 
 _STOP_DEADLINE_S = 5.0
 _TRY_S = 1.0
@@ -51,6 +52,7 @@ class LocalSampler:
     publish_deadline_s: float = 300.0,
     transport: installation.Transport = 'auto',
     deliver: Callable[[connection.Arrival], None] | None = None,
+    failures: failures_lib.Failures | None = None,
   ):
     """Starts the process, waits for it and shakes hands.
 
@@ -63,6 +65,7 @@ class LocalSampler:
       publish_deadline_s: wait for each phase of a publication.
       transport: see `SamplerClient`.
       deliver: see `SamplerClient`.
+      failures: see `SamplerClient`.
 
     Raises:
       SamplerLost: the process ended or was not ready in time.
@@ -82,6 +85,7 @@ class LocalSampler:
         publish_deadline_s=publish_deadline_s,
         transport=transport,
         deliver=deliver,
+        failures=failures,
       )
     except errors.SamplerError:
       self._stop()

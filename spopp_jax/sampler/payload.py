@@ -130,13 +130,12 @@ def _decode_kept(
 def _check_ids(
   ids: np.ndarray, field: str, vocab_size: int, check: errors.Checker
 ) -> None:
-  wrong = (ids < 0) | (ids >= vocab_size)
-  check.that(
-    not wrong.any(),
-    field,
-    ids[wrong][:1],
-    f'ids in [0, {vocab_size}), the vocabulary',
-  )
+  # As unsigned numbers negative ids are large: one look finds all wrong ones.
+  wrong = ids.view(np.uint32) >= vocab_size
+  if wrong.any():
+    check.that(
+      False, field, ids[wrong][:1], f'ids in [0, {vocab_size}), the vocabulary'
+    )
 
 
 def _check_arrays(
@@ -152,13 +151,13 @@ def _check_arrays(
     mask.size,
     f'{tokens.size}, the number of tokens',
   )
+  largest = mask.max(initial=0)
+  check.that(largest <= 1, 'action_mask', largest, '0 or 1')
+  ones = np.count_nonzero(mask)
   check.that(
-    bool(np.all(mask <= 1)), 'action_mask', mask.max(initial=0), '0 or 1'
-  )
-  check.that(
-    int(mask.sum()) == num_actions,
+    ones == num_actions,
     'action_mask',
-    f'{int(mask.sum())} ones',
+    f'{ones} ones',
     f'{num_actions}, the number of sampled tokens (num_actions)',
   )
   check.that(
@@ -182,7 +181,7 @@ def _check_arrays(
     'finite and <= 0 at action tokens',
   )
   check.that(
-    bool(np.all(logprobs[~actions] == 0)),
+    not logprobs[~actions].any(),
     'behaviour_logprobs',
     'not 0 outside the action mask',
     '0 where the mask is 0',
@@ -199,10 +198,11 @@ def logprob_problem(logprobs: np.ndarray) -> str | None:
     The value in words, or None when all are finite and at most 0 up to the
     rounding of float32.
   """
-  wrong = ~np.isfinite(logprobs) | (logprobs > LOGPROB_CEILING)
-  if not wrong.any():
+  # NaN is neither above the one nor below the other.
+  right = (logprobs > -np.inf) & (logprobs <= LOGPROB_CEILING)
+  if right.all():
     return None
-  index = int(np.argmax(wrong))
+  index = int(np.argmin(right))
   return f'{float(logprobs[index])} at action {index}'
 
 
@@ -218,21 +218,18 @@ def _encode_array(array: np.ndarray, dtype: int) -> sampler_pb2.Array:
 def _decode_array(
   message: sampler_pb2.Array, field: str, dtype: int, check: errors.Checker
 ) -> np.ndarray:
+  if message.dtype != dtype:
+    name = sampler_pb2.DType.Name(dtype)
+    check.that(False, f'{field}.dtype', message.dtype, name)
+  wire_dtype, data = _WIRE_DTYPES[dtype], message.data
+  expected = message.length * wire_dtype.itemsize
   check.that(
-    message.dtype == dtype,
-    f'{field}.dtype',
-    message.dtype,
-    sampler_pb2.DType.Name(dtype),
-  )
-  wire_dtype = _WIRE_DTYPES[dtype]
-  check.that(
-    len(message.data) == message.length * wire_dtype.itemsize,
+    len(data) == expected,
     f'{field}.data',
-    f'{len(message.data)} bytes',
-    f'{message.length * wire_dtype.itemsize} bytes for {message.length} '
-    'elements',
+    f'{len(data)} bytes',
+    f'{expected} bytes for {message.length} elements',
   )
-  return np.frombuffer(message.data, wire_dtype)
+  return np.frombuffer(data, wire_dtype)
 
 
 def _crc32(arrays: Sequence[sampler_pb2.Array]) -> int:

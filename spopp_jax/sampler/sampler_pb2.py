@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fspopp_jax/sampler/sampler.proto\x12\x10spopp.sampler.v1\"q\n\x10HandshakeRequest\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x12\n\nsession_id\x18\x03 \x01(\t\"c\n\rChannelLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x19\n\x11keepalive_time_ms\x18\x02 \x01(\r\x12\x1c\n\x14keepalive_timeout_ms\x18\x03 \x01(\r\"\xc7\x02\n\x0eHandshakeReply\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_slots\x18\x06 \x01(\r\x12\x13\n\x0bmax_pending\x18\x07 \x01(\r\x12\x1d\n\x15\x61\x63tive_policy_version\x18\x08 \x01(\x03\x12\x1f\n\x17\x61\x63tive_weights_checksum\x18\t \x01(\t\x12\x11\n\tnum_tasks\x18\n \x01(\r\x12\x19\n\x11tasks_fingerprint\x18\x0b \x01(\t\"o\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x17\n\x0fmax_turn_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_turns\x18\x05 \x01(\r\"\xa2\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x0c\n\x04seed\x18\x04 \x01(\r\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\x12\x18\n\x10\x63rosses_versions\x18\x06 \x01(\x08\"&\n\x0f\x41\x63knowledgement\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x1d\n\x07Opening\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xb2\x01\n\x0eRolloutMessage\x12,\n\x07opening\x18\x01 \x01(\x0b\x32\x19.spopp.sampler.v1.OpeningH\x00\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x19.spopp.sampler.v1.RequestH\x00\x12<\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32!.spopp.sampler.v1.AcknowledgementH\x00\x42\x06\n\x04part\"M\n\x05\x41rray\x12&\n\x05\x64type\x18\x01 \x01(\x0e\x32\x17.spopp.sampler.v1.DType\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"Y\n\x07KeptIds\x12$\n\x03ids\x18\x01 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12(\n\x07offsets\x18\x02 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\"T\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x13\n\x0bnum_actions\x18\x03 \x01(\r\"\xf1\x04\n\nTrajectory\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12(\n\x06status\x18\x04 \x01(\x0e\x32\x18.spopp.sampler.v1.Status\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x07 \x01(\t\x12\'\n\x06tokens\x18\x08 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12,\n\x0b\x61\x63tion_mask\x18\t \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x33\n\x12\x62\x65haviour_logprobs\x18\n \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x13\n\x0bnum_actions\x18\x0b \x01(\r\x12\x15\n\rpayload_crc32\x18\x0c \x01(\x07\x12\x11\n\tnum_turns\x18\r \x01(\r\x12\x32\n\x08sampling\x18\x0e \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\x12\x0f\n\x07seconds\x18\x0f \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x10 \x01(\t\x12\x33\n\x0clogprob_kind\x18\x11 \x01(\x0e\x32\x1d.spopp.sampler.v1.LogprobKind\x12\'\n\x04kept\x18\x12 \x01(\x0b\x32\x19.spopp.sampler.v1.KeptIds\x12,\n\x05spans\x18\x13 \x03(\x0b\x32\x1d.spopp.sampler.v1.VersionSpanB\t\n\x07_reward\"@\n\x0cRolloutReply\x12\x30\n\ntrajectory\x18\x01 \x01(\x0b\x32\x1c.spopp.sampler.v1.Trajectory\"|\n\rPublishHeader\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x11\n\tdirectory\x18\x05 \x01(\t\"4\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"r\n\x0bPublishPart\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.spopp.sampler.v1.PublishHeaderH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.spopp.sampler.v1.ChunkH\x00\x42\x06\n\x04part\"i\n\rResumeRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\"!\n\x0bResumeReply\x12\x12\n\nheld_bytes\x18\x01 \x01(\x04\"@\n\x0cPublishReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\"j\n\x0f\x41\x63tivateRequest\x12\x11\n\tinterrupt\x18\x04 \x01(\x08\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"A\n\rActivateReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t*\xaf\x02\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x14\n\x10STATUS_ENV_ERROR\x10\x02\x12\x17\n\x13STATUS_TOOL_TIMEOUT\x10\x03\x12\x1b\n\x17STATUS_VERIFIER_TIMEOUT\x10\x04\x12\x18\n\x14STATUS_CONTEXT_LIMIT\x10\x05\x12\x11\n\rSTATUS_LENGTH\x10\x06\x12\x18\n\x14STATUS_SAMPLER_ERROR\x10\x07\x12\x10\n\x0cSTATUS_STALE\x10\x08\x12\x14\n\x10STATUS_DUPLICATE\x10\t\x12\x19\n\x15STATUS_MIXED_VERSIONS\x10\n\x12\x12\n\x0eSTATUS_INVALID\x10\x0b\x12\x14\n\x10STATUS_CANCELLED\x10\x0c*c\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0f\n\x0b\x44TYPE_INT32\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x0f\n\x0b\x44TYPE_INT64\x10\x04*]\n\x0bLogprobKind\x12\x1c\n\x18LOGPROB_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16LOGPROB_KIND_PROCESSED\x10\x01\x12\x14\n\x10LOGPROB_KIND_RAW\x10\x02\x32\x93\x03\n\x07Sampler\x12Q\n\tHandshake\x12\".spopp.sampler.v1.HandshakeRequest\x1a .spopp.sampler.v1.HandshakeReply\x12O\n\x07Rollout\x12 .spopp.sampler.v1.RolloutMessage\x1a\x1e.spopp.sampler.v1.RolloutReply(\x01\x30\x01\x12J\n\x07Publish\x12\x1d.spopp.sampler.v1.PublishPart\x1a\x1e.spopp.sampler.v1.PublishReply(\x01\x12H\n\x06Resume\x12\x1f.spopp.sampler.v1.ResumeRequest\x1a\x1d.spopp.sampler.v1.ResumeReply\x12N\n\x08\x41\x63tivate\x12!.spopp.sampler.v1.ActivateRequest\x1a\x1f.spopp.sampler.v1.ActivateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fspopp_jax/sampler/sampler.proto\x12\x10spopp.sampler.v1\"q\n\x10HandshakeRequest\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x12\n\nsession_id\x18\x03 \x01(\t\"c\n\rChannelLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x19\n\x11keepalive_time_ms\x18\x02 \x01(\r\x12\x1c\n\x14keepalive_timeout_ms\x18\x03 \x01(\r\"\xc7\x02\n\x0eHandshakeReply\x12\x18\n\x10\x63ontract_version\x18\x01 \x01(\r\x12/\n\x06limits\x18\x02 \x01(\x0b\x32\x1f.spopp.sampler.v1.ChannelLimits\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x11\n\tnum_slots\x18\x06 \x01(\r\x12\x13\n\x0bmax_pending\x18\x07 \x01(\r\x12\x1d\n\x15\x61\x63tive_policy_version\x18\x08 \x01(\x03\x12\x1f\n\x17\x61\x63tive_weights_checksum\x18\t \x01(\t\x12\x11\n\tnum_tasks\x18\n \x01(\r\x12\x19\n\x11tasks_fingerprint\x18\x0b \x01(\t\"o\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x17\n\x0fmax_turn_tokens\x18\x04 \x01(\r\x12\x11\n\tmax_turns\x18\x05 \x01(\r\"\xa2\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x0c\n\x04seed\x18\x04 \x01(\r\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\x12\x18\n\x10\x63rosses_versions\x18\x06 \x01(\x08\"&\n\x0f\x41\x63knowledgement\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\x1d\n\x07Opening\x12\x12\n\nsession_id\x18\x01 \x01(\t\"7\n\x08Requests\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.spopp.sampler.v1.Request\"\xb4\x01\n\x0eRolloutMessage\x12,\n\x07opening\x18\x01 \x01(\x0b\x32\x19.spopp.sampler.v1.OpeningH\x00\x12.\n\x08requests\x18\x02 \x01(\x0b\x32\x1a.spopp.sampler.v1.RequestsH\x00\x12<\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32!.spopp.sampler.v1.AcknowledgementH\x00\x42\x06\n\x04part\"M\n\x05\x41rray\x12&\n\x05\x64type\x18\x01 \x01(\x0e\x32\x17.spopp.sampler.v1.DType\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"Y\n\x07KeptIds\x12$\n\x03ids\x18\x01 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12(\n\x07offsets\x18\x02 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\"T\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x13\n\x0bnum_actions\x18\x03 \x01(\r\"\xf1\x04\n\nTrajectory\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12(\n\x06status\x18\x04 \x01(\x0e\x32\x18.spopp.sampler.v1.Status\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x07 \x01(\t\x12\'\n\x06tokens\x18\x08 \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12,\n\x0b\x61\x63tion_mask\x18\t \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x33\n\x12\x62\x65haviour_logprobs\x18\n \x01(\x0b\x32\x17.spopp.sampler.v1.Array\x12\x13\n\x0bnum_actions\x18\x0b \x01(\r\x12\x15\n\rpayload_crc32\x18\x0c \x01(\x07\x12\x11\n\tnum_turns\x18\r \x01(\r\x12\x32\n\x08sampling\x18\x0e \x01(\x0b\x32 .spopp.sampler.v1.SamplingParams\x12\x0f\n\x07seconds\x18\x0f \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x10 \x01(\t\x12\x33\n\x0clogprob_kind\x18\x11 \x01(\x0e\x32\x1d.spopp.sampler.v1.LogprobKind\x12\'\n\x04kept\x18\x12 \x01(\x0b\x32\x19.spopp.sampler.v1.KeptIds\x12,\n\x05spans\x18\x13 \x03(\x0b\x32\x1d.spopp.sampler.v1.VersionSpanB\t\n\x07_reward\"B\n\x0cRolloutReply\x12\x32\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x1c.spopp.sampler.v1.Trajectory\"|\n\rPublishHeader\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x11\n\tdirectory\x18\x05 \x01(\t\"4\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"r\n\x0bPublishPart\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.spopp.sampler.v1.PublishHeaderH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.spopp.sampler.v1.ChunkH\x00\x42\x06\n\x04part\"i\n\rResumeRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\t\"!\n\x0bResumeReply\x12\x12\n\nheld_bytes\x18\x01 \x01(\x04\"@\n\x0cPublishReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\"j\n\x0f\x41\x63tivateRequest\x12\x11\n\tinterrupt\x18\x04 \x01(\x08\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"A\n\rActivateReply\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x03\x12\x18\n\x10weights_checksum\x18\x02 \x01(\t*\xaf\x02\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x14\n\x10STATUS_ENV_ERROR\x10\x02\x12\x17\n\x13STATUS_TOOL_TIMEOUT\x10\x03\x12\x1b\n\x17STATUS_VERIFIER_TIMEOUT\x10\x04\x12\x18\n\x14STATUS_CONTEXT_LIMIT\x10\x05\x12\x11\n\rSTATUS_LENGTH\x10\x06\x12\x18\n\x14STATUS_SAMPLER_ERROR\x10\x07\x12\x10\n\x0cSTATUS_STALE\x10\x08\x12\x14\n\x10STATUS_DUPLICATE\x10\t\x12\x19\n\x15STATUS_MIXED_VERSIONS\x10\n\x12\x12\n\x0eSTATUS_INVALID\x10\x0b\x12\x14\n\x10STATUS_CANCELLED\x10\x0c*c\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0f\n\x0b\x44TYPE_INT32\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x0f\n\x0b\x44TYPE_INT64\x10\x04*]\n\x0bLogprobKind\x12\x1c\n\x18LOGPROB_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16LOGPROB_KIND_PROCESSED\x10\x01\x12\x14\n\x10LOGPROB_KIND_RAW\x10\x02\x32\x93\x03\n\x07Sampler\x12Q\n\tHandshake\x12\".spopp.sampler.v1.HandshakeRequest\x1a .spopp.sampler.v1.HandshakeReply\x12O\n\x07Rollout\x12 .spopp.sampler.v1.RolloutMessage\x1a\x1e.spopp.sampler.v1.RolloutReply(\x01\x30\x01\x12J\n\x07Publish\x12\x1d.spopp.sampler.v1.PublishPart\x1a\x1e.spopp.sampler.v1.PublishReply(\x01\x12H\n\x06Resume\x12\x1f.spopp.sampler.v1.ResumeRequest\x1a\x1d.spopp.sampler.v1.ResumeReply\x12N\n\x08\x41\x63tivate\x12!.spopp.sampler.v1.ActivateRequest\x1a\x1f.spopp.sampler.v1.ActivateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spopp_jax.sampler.sampler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=2759
-  _globals['_STATUS']._serialized_end=3062
-  _globals['_DTYPE']._serialized_start=3064
-  _globals['_DTYPE']._serialized_end=3163
-  _globals['_LOGPROBKIND']._serialized_start=3165
-  _globals['_LOGPROBKIND']._serialized_end=3258
+  _globals['_STATUS']._serialized_start=2820
+  _globals['_STATUS']._serialized_end=3123
+  _globals['_DTYPE']._serialized_start=3125
+  _globals['_DTYPE']._serialized_end=3224
+  _globals['_LOGPROBKIND']._serialized_start=3226
+  _globals['_LOGPROBKIND']._serialized_end=3319
   _globals['_HANDSHAKEREQUEST']._serialized_start=53
   _globals['_HANDSHAKEREQUEST']._serialized_end=166
   _globals['_CHANNELLIMITS']._serialized_start=168
@@ -51,34 +51,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACKNOWLEDGEMENT']._serialized_end=915
   _globals['_OPENING']._serialized_start=917
   _globals['_OPENING']._serialized_end=946
-  _globals['_ROLLOUTMESSAGE']._serialized_start=949
-  _globals['_ROLLOUTMESSAGE']._serialized_end=1127
-  _globals['_ARRAY']._serialized_start=1129
-  _globals['_ARRAY']._serialized_end=1206
-  _globals['_KEPTIDS']._serialized_start=1208
-  _globals['_KEPTIDS']._serialized_end=1297
-  _globals['_VERSIONSPAN']._serialized_start=1299
-  _globals['_VERSIONSPAN']._serialized_end=1383
-  _globals['_TRAJECTORY']._serialized_start=1386
-  _globals['_TRAJECTORY']._serialized_end=2011
-  _globals['_ROLLOUTREPLY']._serialized_start=2013
-  _globals['_ROLLOUTREPLY']._serialized_end=2077
-  _globals['_PUBLISHHEADER']._serialized_start=2079
-  _globals['_PUBLISHHEADER']._serialized_end=2203
-  _globals['_CHUNK']._serialized_start=2205
-  _globals['_CHUNK']._serialized_end=2257
-  _globals['_PUBLISHPART']._serialized_start=2259
-  _globals['_PUBLISHPART']._serialized_end=2373
-  _globals['_RESUMEREQUEST']._serialized_start=2375
-  _globals['_RESUMEREQUEST']._serialized_end=2480
-  _globals['_RESUMEREPLY']._serialized_start=2482
-  _globals['_RESUMEREPLY']._serialized_end=2515
-  _globals['_PUBLISHREPLY']._serialized_start=2517
-  _globals['_PUBLISHREPLY']._serialized_end=2581
-  _globals['_ACTIVATEREQUEST']._serialized_start=2583
-  _globals['_ACTIVATEREQUEST']._serialized_end=2689
-  _globals['_ACTIVATEREPLY']._serialized_start=2691
-  _globals['_ACTIVATEREPLY']._serialized_end=2756
-  _globals['_SAMPLER']._serialized_start=3261
-  _globals['_SAMPLER']._serialized_end=3664
+  _globals['_REQUESTS']._serialized_start=948
+  _globals['_REQUESTS']._serialized_end=1003
+  _globals['_ROLLOUTMESSAGE']._serialized_start=1006
+  _globals['_ROLLOUTMESSAGE']._serialized_end=1186
+  _globals['_ARRAY']._serialized_start=1188
+  _globals['_ARRAY']._serialized_end=1265
+  _globals['_KEPTIDS']._serialized_start=1267
+  _globals['_KEPTIDS']._serialized_end=1356
+  _globals['_VERSIONSPAN']._serialized_start=1358
+  _globals['_VERSIONSPAN']._serialized_end=1442
+  _globals['_TRAJECTORY']._serialized_start=1445
+  _globals['_TRAJECTORY']._serialized_end=2070
+  _globals['_ROLLOUTREPLY']._serialized_start=2072
+  _globals['_ROLLOUTREPLY']._serialized_end=2138
+  _globals['_PUBLISHHEADER']._serialized_start=2140
+  _globals['_PUBLISHHEADER']._serialized_end=2264
+  _globals['_CHUNK']._serialized_start=2266
+  _globals['_CHUNK']._serialized_end=2318
+  _globals['_PUBLISHPART']._serialized_start=2320
+  _globals['_PUBLISHPART']._serialized_end=2434
+  _globals['_RESUMEREQUEST']._serialized_start=2436
+  _globals['_RESUMEREQUEST']._serialized_end=2541
+  _globals['_RESUMEREPLY']._serialized_start=2543
+  _globals['_RESUMEREPLY']._serialized_end=2576
+  _globals['_PUBLISHREPLY']._serialized_start=2578
+  _globals['_PUBLISHREPLY']._serialized_end=2642
+  _globals['_ACTIVATEREQUEST']._serialized_start=2644
+  _globals['_ACTIVATEREQUEST']._serialized_end=2750
+  _globals['_ACTIVATEREPLY']._serialized_start=2752
+  _globals['_ACTIVATEREPLY']._serialized_end=2817
+  _globals['_SAMPLER']._serialized_start=3322
+  _globals['_SAMPLER']._serialized_end=3725
 # @@protoc_insertion_point(module_scope)

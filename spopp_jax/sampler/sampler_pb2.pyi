@@ -146,15 +146,21 @@ class Opening(_message.Message):
     session_id: str
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
+class Requests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[Request]
+    def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ...) -> None: ...
+
 class RolloutMessage(_message.Message):
-    __slots__ = ("opening", "request", "acknowledgement")
+    __slots__ = ("opening", "requests", "acknowledgement")
     OPENING_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     opening: Opening
-    request: Request
+    requests: Requests
     acknowledgement: Acknowledgement
-    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ...) -> None: ...
+    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ...) -> None: ...
 
 class Array(_message.Message):
     __slots__ = ("dtype", "length", "data")
@@ -227,10 +233,10 @@ class Trajectory(_message.Message):
     def __init__(self, schema_version: _Optional[int] = ..., request_id: _Optional[str] = ..., task_id: _Optional[str] = ..., status: _Optional[_Union[Status, str]] = ..., reward: _Optional[float] = ..., policy_version: _Optional[int] = ..., weights_checksum: _Optional[str] = ..., tokens: _Optional[_Union[Array, _Mapping]] = ..., action_mask: _Optional[_Union[Array, _Mapping]] = ..., behaviour_logprobs: _Optional[_Union[Array, _Mapping]] = ..., num_actions: _Optional[int] = ..., payload_crc32: _Optional[int] = ..., num_turns: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., seconds: _Optional[float] = ..., detail: _Optional[str] = ..., logprob_kind: _Optional[_Union[LogprobKind, str]] = ..., kept: _Optional[_Union[KeptIds, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ...) -> None: ...
 
 class RolloutReply(_message.Message):
-    __slots__ = ("trajectory",)
-    TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
-    trajectory: Trajectory
-    def __init__(self, trajectory: _Optional[_Union[Trajectory, _Mapping]] = ...) -> None: ...
+    __slots__ = ("trajectories",)
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
+    def __init__(self, trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ...) -> None: ...
 
 class PublishHeader(_message.Message):
     __slots__ = ("policy_version", "weights_checksum", "size_bytes", "session_id", "directory")

@@ -22,6 +22,7 @@ from spopp_jax.sampler import (
   credentials,
   errors,
   handshake,
+  joining,
   ledger,
   options,
   rollout,
@@ -125,16 +126,15 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
       name='sampler-reader',
       daemon=True,
     ).start()
+    end = None
     try:
-      while True:
-        item = stream.take()
-        if isinstance(item, session_lib.End):
-          break
-        yield codec.encode_reply(item, self._limits.max_message_bytes)
+      while end is None:
+        results, end = stream.take()
+        yield from joining.replies(results, self._limits.max_message_bytes)
     finally:
       self._streams.discard(stream)
-    if item.code is not None:
-      context.abort(item.code, item.text)
+    if end.code is not None:
+      context.abort(end.code, end.text)
 
   def _read(self, messages: Any, stream: session_lib.Stream) -> None:
     """Takes in what one caller sends until its side closes."""
@@ -172,19 +172,20 @@ class _Servicer(sampler_pb2_grpc.SamplerServicer):
         message.acknowledgement.request_ids, stream.deliver
       )
       return
-    if part != 'request':
-      raise errors.InvalidMessage('part', part, 'request or acknowledgement')
-    try:
-      request = codec.decode_request(message.request)
-      is_new = session.book.claim(request, stream.deliver)
-    except errors.InvalidMessage as error:
-      if not error.request_id:
-        raise
-      _logger.warning('refused a request: %s', error)
-      stream.deliver(self._refuse(message.request, str(error)))
-      return
-    if is_new:
-      self._worker.send(request)
+    if part != 'requests':
+      raise errors.InvalidMessage('part', part, 'requests or acknowledgement')
+    for asked in message.requests.requests:
+      try:
+        request = codec.decode_request(asked)
+        is_new = session.book.claim(request, stream.deliver)
+      except errors.InvalidMessage as error:
+        if not error.request_id:
+          raise
+        _logger.warning('refused a request: %s', error)
+        stream.deliver(self._refuse(asked, str(error)))
+        continue
+      if is_new:
+        self._worker.send(request)
 
   def _refuse(self, message: Any, detail: str) -> types.Trajectory:
     request = base.Request(

@@ -46,9 +46,20 @@ class Stream:
     """Queues the end."""
     self._outbox.put(End(code, text))
 
-  def take(self) -> types.Trajectory | End:
-    """Waits for what is next; every stream ends."""
-    return self._outbox.get()
+  def take(self) -> tuple[list[types.Trajectory], End | None]:
+    """Waits for results; returns all that are there, up to the end if known.
+
+    Every stream ends.
+    """
+    results: list[types.Trajectory] = []
+    item = self._outbox.get()
+    while not isinstance(item, End):
+      results.append(item)
+      try:
+        item = self._outbox.get_nowait()
+      except queue.Empty:
+        return results, None
+    return results, item
 
 
 @dataclasses.dataclass(eq=False)

@@ -73,9 +73,10 @@ class Liar(sampler_pb2_grpc.SamplerServicer):
         continue
       if message.WhichOneof('part') == 'opening':
         continue
-      honest = trajectories(codec.decode_request(message.request))
-      for reply in self.spoil(honest):
-        yield sampler_pb2.RolloutReply(trajectory=reply)
+      for request in message.requests.requests:
+        honest = trajectories(codec.decode_request(request))
+        for reply in self.spoil(honest):
+          yield sampler_pb2.RolloutReply(trajectories=[reply])
 
 
 @contextlib.contextmanager
@@ -93,9 +94,9 @@ def serving(servicer):
 
 
 @contextlib.contextmanager
-def connected(servicer):
+def connected(servicer, **kwargs):
   with serving(servicer) as address:
-    sampler = client.SamplerClient(address, scripted.EXPECTED)
+    sampler = client.SamplerClient(address, scripted.EXPECTED, **kwargs)
     try:
       yield sampler
     finally:

@@ -128,23 +128,3 @@ def test_samplers_that_tell_less_are_heard_too(kind, tells):
   result = messages.decode(codec.encode_trajectory(trajectory))
   assert result.logprob_kind is kind
   assert (result.kept is not None) == tells
-
-
-def test_an_answer_too_long_for_the_channel_says_so_instead():
-  sets = [list(range(6, 500)), list(range(7, 500))]
-  trajectory = messages.truncated(*sets, seconds=2.5)
-  whole = codec.encode_reply(trajectory, 10_000)
-  assert whole.trajectory == codec.encode_trajectory(trajectory)
-  size = whole.ByteSize()
-  assert size > 4 * 2 * 494 - 20
-  assert codec.encode_reply(trajectory, size) == whole
-  short = codec.encode_reply(trajectory, size - 1)
-  assert short.ByteSize() < 500
-  result = messages.decode(short.trajectory)
-  assert result.status == types.Status.SAMPLER_ERROR
-  assert math.isnan(result.reward)
-  assert (result.request_id, result.num_actions) == ('r9', 0)
-  assert len(result.tokens) == 0
-  assert result.kept is None
-  for words in (f'{size} bytes', f'at most {size - 1}', 'lower top_k or top_p'):
-    assert words in result.detail

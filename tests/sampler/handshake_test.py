@@ -48,6 +48,16 @@ def test_other_fingerprints_are_refused(name):
   assert 'of-another at the service' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  'name', ['num_slots', 'max_pending', 'max_context_tokens']
+)
+def test_a_service_that_could_take_nothing_is_refused(name):
+  # Its room would be 0 for ever: a wait without an end.
+  useless = dataclasses.replace(DESCRIPTION, **{name: 0})
+  with pytest.raises(errors.HandshakeRefused, match=f'{name} .* is 0'):
+    handshake.check_description(useless, scripted.EXPECTED)
+
+
 def test_longer_context_is_refused():
   longer = dataclasses.replace(DESCRIPTION, max_context_tokens=101)
   with pytest.raises(errors.HandshakeRefused, match=r'100 at.*101 at'):

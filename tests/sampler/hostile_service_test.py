@@ -153,8 +153,8 @@ def raw_rollout(channel, pieces):
 def test_service_outlives_streams_of_garbage():
   rng = np.random.default_rng(6)
   opening = scripted.OPENING.SerializeToString()
-  bad_id = sampler_pb2.RolloutMessage(
-    request=sampler_pb2.Request(request_id='x' * 257)
+  bad_id = scripted.asking(
+    sampler_pb2.Request(request_id='x' * 257)
   ).SerializeToString()
   foreign = sampler_pb2.RolloutMessage(
     opening=sampler_pb2.Opening(session_id='ab' * 16)

@@ -112,9 +112,10 @@ class Liar(client_test.Liar):
 
   def Rollout(self, request_iterator, context):  # noqa: N802
     for message in request_iterator:
-      if message.WhichOneof('part') == 'request':
-        for reply in self.tell(codec.decode_request(message.request)):
-          yield sampler_pb2.RolloutReply(trajectory=reply)
+      for request in message.requests.requests:
+        yield sampler_pb2.RolloutReply(
+          trajectories=self.tell(codec.decode_request(request))
+        )
 
 
 def assert_invalid(result, asked):

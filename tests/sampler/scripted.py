@@ -247,6 +247,13 @@ OPENING = sampler_pb2.RolloutMessage(
 )
 
 
+def asking(*requests):
+  """Returns the message that asks for rollouts."""
+  return sampler_pb2.RolloutMessage(
+    requests=sampler_pb2.Requests(requests=requests)
+  )
+
+
 @contextlib.contextmanager
 def raw_stub(address, session_id=SESSION):
   """Connects without a client, to say what a client would not."""

@@ -170,13 +170,13 @@ def test_one_id_for_two_requests_is_invalid():
 
 
 def test_foreign_requests_are_checked():
-  bad = sampler_pb2.RolloutMessage(
-    request=sampler_pb2.Request(request_id='q', task_id='win-1', seed=1)
+  bad = scripted.asking(
+    sampler_pb2.Request(request_id='q', task_id='win-1', seed=1)
   )
-  nameless = sampler_pb2.RolloutMessage(request=sampler_pb2.Request())
+  nameless = scripted.asking(sampler_pb2.Request())
   with serving() as server, raw_stub(server.address) as stub:
     call = stub.Rollout(iter([scripted.OPENING, bad]), timeout=WAIT_S)
-    reply = next(call).trajectory
+    (reply,) = next(call).trajectories
     assert reply.status == sampler_pb2.STATUS_INVALID
     assert 'sampling.temperature' in reply.detail
     absent = sampler_pb2.RolloutMessage()
