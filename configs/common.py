@@ -270,4 +270,14 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Row counts a minibatch is padded to, rising; one compilation each.
     row_buckets=(20, 24, 28),
   )
+  config.hosts = config_dict.create(
+    # Hosts that share the learner; each is started with the same settings.
+    count=1,
+    # Which of them this is: 0 leads and holds the run, up to count - 1.
+    index=0,
+    # Address of host 0 where the others find it, host:port.
+    coordinator='127.0.0.1:8476',
+    # Wait for all of them to come, in s.
+    start_timeout_s=300.0,
+  )
   return config.lock()

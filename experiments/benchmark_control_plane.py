@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import benchmark_report
 import numpy as np
+import option_types
 import simulated_service
 import train
 
@@ -43,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ('seconds', 20, 'seconds to measure'),
   ):
     parser.add_argument(
-      f'--{name}', type=int, default=default, help=f'{words} ({default})'
+      f'--{name}',
+      type=option_types.positive_int,
+      default=default,
+      help=f'{words} ({default})',
     )
 
 

@@ -18,6 +18,7 @@ import benchmark_report as report
 import jax
 import jax.numpy as jnp
 import numpy as np
+import option_types
 
 from spopp_jax import objectives, types
 from spopp_jax.kernels import segments, standardize, target_ess
@@ -40,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the options of this sub-command."""
   parser.add_argument(
     '--repeats',
-    type=_whole_number,
+    type=option_types.positive_int,
     default=15,
     help='rounds in which every version runs once (default: 15)',
   )
   parser.add_argument(
     '--scale',
-    type=_factor,
+    type=option_types.share,
     default=1.0,
     help='factor in (0, 1] on all sizes, to try it out (default: 1)',
   )
@@ -285,17 +286,3 @@ def _machine(plain, repeats):
   else:
     lines.append("torch is not installed: pip install -e '.[benchmark]'")
   return '\n'.join(lines)
-
-
-def _whole_number(text: str) -> int:
-  value = int(text)
-  if value < 1:
-    raise argparse.ArgumentTypeError(f'{value} must be at least 1')
-  return value
-
-
-def _factor(text: str) -> float:
-  value = float(text)
-  if not 0 < value <= 1:
-    raise argparse.ArgumentTypeError(f'{value} must lie in (0, 1]')
-  return value

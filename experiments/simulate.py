@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import option_types
 
 from spopp_jax.runner import collection_speed, simulated_services, simulation
 
@@ -46,13 +47,24 @@ def main(arguments: list[str] | None = None) -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   add = parser.add_argument
-  add('--sigma', type=float, default=1.0, help='of log durations (%(default)s)')
-  add('--median_s', type=float, default=10.0, help='s an episode (%(default)s)')
-  add('--batch', type=int, default=48, help='rollouts a step (%(default)s)')
-  add('--group', type=int, default=8, help='rollouts a group (%(default)s)')
-  add('--update_s', type=float, default=5.0, help='s an update (%(default)s)')
-  add('--steps', type=int, default=40, help='learner steps (%(default)s)')
-  add('--seeds', type=int, default=3, help='runs averaged (%(default)s)')
+  count, above, from_0 = (
+    {'type': kind}
+    for kind in (
+      option_types.positive_int,
+      option_types.positive_float,
+      option_types.not_negative_float,
+    )
+  )
+  for name, kind, default, words in (
+    ('sigma', from_0, 1.0, 'of log durations'),
+    ('median_s', above, 10.0, 's an episode'),
+    ('batch', count, 48, 'rollouts a step'),
+    ('group', count, 8, 'rollouts a group'),
+    ('update_s', from_0, 5.0, 's an update'),
+    ('steps', count, 40, 'learner steps'),
+    ('seeds', count, 3, 'runs averaged'),
+  ):
+    add(f'--{name}', default=default, help=f'{words} (%(default)s)', **kind)
   add('--plot', metavar='PNG', help='draws length bias over over-dispatch')
   given = parser.parse_args(arguments)
   if given.batch % given.group:

@@ -6,6 +6,9 @@
   python experiments/train.py --config=configs/quickstart.py \
       --config.run.resume=True
 
+A learner of several hosts is started by the same command on each of them, with
+hosts.count, hosts.coordinator (an address of host 0) and its own hosts.index.
+
 On SIGTERM it saves a checkpoint, says how to continue and ends with code 0.
 
 `--help` lists every setting. A run writes config.json, policy/ (the start),
@@ -13,12 +16,14 @@ trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
 sampler-0.log, reward_curve.png, transcripts/ and summary.json.
 """
 
+import contextlib
 import json
 import logging
 import pathlib
 import signal
 import sys
 
+import ml_collections
 import numpy as np
 
 from spopp_jax.evaluation import plots
@@ -27,6 +32,8 @@ from spopp_jax.runner import (
   compilation,
   config,
   experiment,
+  following,
+  hosts,
   metrics,
   preemption,
   transcript,
@@ -48,13 +55,15 @@ def main(argv: list[str]) -> None:
     pathlib.Path(settings.run.directory) / '.compilation_cache'
   )
   sys.setswitchinterval(SWITCH_INTERVAL_S)
-  stop = preemption.StopRequest()
-  stop.listen(signal.SIGTERM)
   try:
-    result = experiment.run(settings, stop=stop)
+    result = run(settings)
   except preemption.Stopped as stopped:
+    if stopped.exit_code:
+      hosts.exit_alone(f'train.py: {stopped}')
     print(f'train.py: {stopped}', flush=True)
     return
+  except hosts.HostLost as error:
+    hosts.exit_alone(f'train.py: error: {error}')
   except experiment.EXPECTED_ERRORS as error:
     sys.exit(f'train.py: error: {error}')
   except KeyboardInterrupt:
@@ -62,12 +71,34 @@ def main(argv: list[str]) -> None:
       'train.py: interrupted; continue from the last checkpoint with '
       '--config.run.resume=True'
     )
+  if result is None:
+    return
   summary = report(result)
   print(
     f'{settings.objective.name}, {summary["steps"]} steps: success over all '
     f'tasks {summary["success_before"]:.3f} -> {summary["success_after"]:.3f} '
     f'in {summary["wall_s"]:.0f} s; see {result.directory}'
   )
+
+
+def run(settings: ml_collections.ConfigDict) -> experiment.Result | None:
+  """Runs this host's part; None at a host that does not lead."""
+  stop = preemption.StopRequest()
+  link = hosts.start(settings)
+  if not isinstance(link, hosts.Follower):
+    stop.listen(signal.SIGTERM)
+    with link.leading(stop) if link else contextlib.nullcontext():
+      return experiment.run(settings, stop=stop, lead=link)
+  stop.listen(signal.SIGTERM, on_signal=link.ask_to_stop)
+  try:
+    updates = following.follow(settings, link)
+  finally:
+    link.close()
+  print(
+    f'host {link.index} of {settings.hosts.count}: learned along from '
+    f'{updates} batches; the run is in {settings.run.directory} of host 0'
+  )
+  return None
 
 
 def report(result: experiment.Result) -> dict[str, float]:

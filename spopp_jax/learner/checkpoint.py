@@ -133,10 +133,10 @@ class CheckpointStore:
 
     Args:
       like: parts by name as pytrees of arrays or jax.ShapeDtypeStruct: the
-        structure, shapes and dtypes expected. numpy leaves come back as
-        numpy, all others on the leaf's sharding (without one, on the first
-        device). Parts not named here must be nested dicts of numpy arrays;
-        they come back as they were saved.
+        structure, shapes and dtypes expected. numpy leaves, and those that
+        lie on other hosts too, come back as numpy, all others on the leaf's
+        sharding (without one, on the first device). Parts not named here must
+        be nested dicts of numpy arrays; they come back as they were saved.
       step: which one; None is the newest.
 
     Returns:
@@ -287,17 +287,43 @@ def _nest(name: str, leaves: Mapping[str, Any]) -> Any:
 def _target(leaf: Any) -> Any:
   if isinstance(leaf, np.ndarray):
     return np.empty(leaf.shape, leaf.dtype)
+  if not _is_here(leaf):
+    return np.empty(leaf.shape, leaf.dtype)
   sharding = getattr(leaf, 'sharding', None)
   if sharding is None:
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
+def _is_here(leaf: Any) -> bool:
+  """Whether all of an array lies on this host's devices."""
+  return getattr(leaf, 'is_fully_addressable', True)
+
+
+def _checkpointer() -> ocp.Checkpointer:
+  """Waits for no other host."""
+  host = jax.process_index()
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=host,
+    active_processes={host},
+    barrier_sync_key_prefix=f'host_{host}',
+  )
+  return ocp.Checkpointer(
+    ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+    multiprocessing_options=alone,
+  )
+
+
 def _save_arrays(path: pathlib.Path, leaves: Mapping[str, Any]) -> None:
   # orbax refuses arrays of size 0; their description restores them.
-  filled = {key: leaf for key, leaf in leaves.items() if leaf.size}
+  filled = {
+    # Of several hosts this one alone saves, and each holds all.
+    key: leaf if _is_here(leaf) else np.asarray(leaf)
+    for key, leaf in leaves.items()
+    if leaf.size
+  }
   if filled:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with _checkpointer() as checkpointer:
       checkpointer.save(path, args=ocp.args.StandardSave(filled))
 
 
@@ -313,7 +339,7 @@ def _restore_arrays(
     if key not in filled
   }
   if filled:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with _checkpointer() as checkpointer:
       result |= checkpointer.restore(
         path, args=ocp.args.StandardRestore(filled)
       )

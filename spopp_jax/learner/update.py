@@ -12,14 +12,19 @@ from flax import nnx
 
 from spopp_jax import types
 from spopp_jax.kernels import token_logprobs
-from spopp_jax.learner import packing
+from spopp_jax.learner import packing, row_devices
 from spopp_jax.learner import state as state_lib
 from spopp_jax.models import dense, parameters
 from spopp_jax.objectives import base as objectives
 
-_P = jax.sharding.PartitionSpec
+Announce = Callable[[str, dict[str, Any]], None]
 # Tokens whose logits are held at a time; enough for efficient products.
 CHUNK_TOKENS = 1024
+
+
+def silent(call: str, arrays: dict[str, Any]) -> None:
+  """Announces nothing: for a host that is told by another."""
+  del call, arrays
 
 
 def make_optimizer(
@@ -59,7 +64,8 @@ class Learner:
   minibatches of B rows (`packing.pack`).
 
   Attributes:
-    devices: how many share the rows.
+    objective: gives advantages, weights and loss.
+    devices: how many share the rows, of all hosts together.
   """
 
   def __init__(
@@ -75,6 +81,7 @@ class Learner:
     row_length: int,
     row_buckets: Sequence[int],
     devices: int = 1,
+    announce: Announce | None = None,
   ):
     """Compiles nothing yet.
 
@@ -90,20 +97,18 @@ class Learner:
       row_length: S, tokens of a packed row.
       row_buckets: allowed numbers of rows.
       devices: how many of this process's devices share the rows, which must
-        divide by it; each holds all parameters.
+        divide by their number; each holds all parameters.
+      announce: makes every host take part: called with the name of each call
+        below and its arrays before it computes, so that the other hosts can
+        make the same call. None is this host alone.
 
     Raises:
       ValueError: there are fewer devices.
     """
-    found = jax.local_devices()
-    if not 1 <= devices <= len(found):
-      raise ValueError(
-        f'devices ({devices}) must be between 1 and the {len(found)} there are'
-      )
-    mesh = jax.sharding.Mesh(np.array(found[:devices]), ('rows',))
-    self._everywhere = jax.sharding.NamedSharding(mesh, _P())
-    self._by_rows = jax.sharding.NamedSharding(mesh, _P(None, 'rows'))
-    self.devices = devices
+    self._rows = row_devices.RowDevices(devices, all_hosts=announce is not None)
+    self._announce = announce or silent
+    self.objective = objective
+    self.devices = self._rows.count
     self._minibatch_size = minibatch_size
     self._optimizer = optimizer
     self._row_length = row_length
@@ -115,34 +120,35 @@ class Learner:
       temperature=temperature,
       chunk_tokens=chunk_tokens,
     )
-    self._score = jax.jit(functools.partial(_map_rows, logprobs))
+    everywhere = self._rows.everywhere
+    self._score = jax.jit(
+      functools.partial(_map_rows, logprobs), out_shardings=everywhere
+    )
     self._update = jax.jit(
       functools.partial(_update, logprobs, objective, optimizer, microbatches),
       donate_argnums=0,
+      out_shardings=everywhere,
     )
 
   def init(self, params: Mapping[str, Any]) -> state_lib.LearnerState:
     """Returns the state before the first update; copies the parameters."""
-    state = state_lib.initial(params, self._optimizer)
-    return jax.device_put(state, self._everywhere)
+    self._announce('init', {k: np.asarray(v) for k, v in params.items()})
+    return self._rows.replicate(state_lib.initial(params, self._optimizer))
+
+  def place(self, state: state_lib.LearnerState) -> state_lib.LearnerState:
+    """Returns a state that was saved, laid out for the updates to come."""
+    leaves = jax.tree.leaves(state)
+    self._announce(
+      'place', {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+    )
+    return self._rows.replicate(state)
 
   def update(
     self, state: state_lib.LearnerState, batch: types.PackedBatch
   ) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
     """Takes M optimizer steps; donates `state`. Metrics are scalars."""
-    return self._update(state, self._spread(batch))
-
-  def _spread(self, batch: types.PackedBatch) -> types.PackedBatch:
-    """Lays the rows over the devices and everything else on each."""
-    return jax.device_put(
-      batch,
-      types.PackedBatch(
-        **{
-          name: self._by_rows if name in _PER_TOKEN else self._everywhere
-          for name in types.PackedBatch._fields
-        }
-      ),
-    )
+    self._announce('update', batch._asdict())
+    return self._update(state, self._rows.spread(batch))
 
   def score(
     self,
@@ -176,9 +182,16 @@ class Learner:
     )
     # Inside a segment every token but the first has a predecessor.
     scored = batch._replace(action_mask=batch.positions > 0)
-    logprobs = np.asarray(self._score(params, self._spread(scored)))
+    logprobs = self.score_packed(params, scored)
     lengths = [len(t.tokens) for t in trajectories]
     return packing.unpack(batch, logprobs, lengths)
+
+  def score_packed(
+    self, params: parameters.Parameters, batch: types.PackedBatch
+  ) -> np.ndarray:
+    """Returns [M, B, S] float32 nats where the action mask is set, else 0."""
+    self._announce('score', batch._asdict())
+    return np.asarray(self._score(params, self._rows.spread(batch)))
 
 
 def packed_logprobs(
@@ -203,19 +216,8 @@ def packed_logprobs(
   ).logprobs
 
 
-_PER_TOKEN = (
-  'tokens',
-  'positions',
-  'segment_ids',
-  'trajectory_ids',
-  'action_mask',
-  'behaviour_logprobs',
-  'kept_ids',
-)
-
-
 def _rows(batch: types.PackedBatch) -> dict[str, jax.Array]:
-  return {name: getattr(batch, name) for name in _PER_TOKEN}
+  return {name: getattr(batch, name) for name in row_devices.PER_TOKEN}
 
 
 def _map_rows(

@@ -179,7 +179,9 @@ class Batcher:
         if left_s <= 0 or type(error) is not errors.SamplerTimeout:
           raise RolloutsFailed(self._overdue(why)) from error
         self._pauses.waiting(
-          lambda: f'{reason()}; {self._waiting_for()}', 'an answer of a sampler'
+          # The sampler says where each request is, and who is not connected.
+          lambda: f'{reason()}; {self._waiting_for()}; {why}',  # noqa: B023
+          'an answer of a sampler',
         )
     self._pauses.over()
     self._accept(trajectory)

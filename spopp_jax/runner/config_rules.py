@@ -48,10 +48,12 @@ _RANGES = {
     'learner.microbatches',
     'learner.chunk_tokens',
     'learner.row_length',
+    'hosts.count',
   ),
   '[0, inf)': (
     'dispatch.max_lag',
     'learner.devices',
+    'hosts.index',
     'optimizer.weight_decay',
     'optimizer.warmup_steps',
   ),
@@ -61,6 +63,7 @@ _RANGES = {
     'sampler.connect_timeout_s',
     'sampler.rollout_timeout_s',
     'sampler.recovery_timeout_s',
+    'hosts.start_timeout_s',
     'optimizer.learning_rate',
     'optimizer.max_grad_norm',
   ),
@@ -107,6 +110,7 @@ def check_rules(
   _check_flow(config, _check_method(config))
   _check_shapes(config)
   _check_samplers(config.sampler)
+  _check_hosts(config.hosts)
 
 
 def sampler_credentials(
@@ -142,6 +146,19 @@ def _check_samplers(sampler: ml_collections.ConfigDict) -> None:
       raise ConfigError(
         f"sampler.addresses: {error}, or 'local' to start a service"
       ) from error
+
+
+def _check_hosts(hosts: ml_collections.ConfigDict) -> None:
+  if hosts.index >= hosts.count:
+    raise ConfigError(
+      f'hosts.index ({hosts.index}) must be below hosts.count ({hosts.count})'
+    )
+  name, _, port = hosts.coordinator.rpartition(':')
+  if not name or not port.isdecimal() or not 1 <= int(port) <= 65535:
+    raise ConfigError(
+      f'hosts.coordinator ({hosts.coordinator!r}) must be host:port with a '
+      'port from 1 to 65535'
+    )
 
 
 def _inside(value: float, interval: str) -> bool:

@@ -6,13 +6,12 @@ import pathlib
 import time
 from typing import Any
 
-import jax
 import ml_collections
 
-from spopp_jax import envs, objectives, tracker
+from spopp_jax import envs, tracker
 from spopp_jax.envs import base as envs_base
 from spopp_jax.envs import household
-from spopp_jax.learner import checkpoint, logprob_contract, update
+from spopp_jax.learner import checkpoint, logprob_contract
 from spopp_jax.models import policy_files
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import (
@@ -21,6 +20,7 @@ from spopp_jax.runner import (
   dispatch,
   estimate,
   flow,
+  hosts,
   logprob_check,
   loop,
   metrics,
@@ -48,6 +48,7 @@ EXPECTED_ERRORS = (
   logprob_check.LogprobMismatch,
   flow.NothingToCollect,
   training.TrainingStopped,
+  hosts.HostsMissing,
 )
 
 
@@ -76,6 +77,7 @@ def run(
   config: ml_collections.ConfigDict,
   sampler: sampler_base.Sampler | None = None,
   stop: preemption.StopRequest | None = None,
+  lead: hosts.Lead | None = None,
 ) -> Result:
   """Trains as the configuration says, or continues an earlier run.
 
@@ -84,6 +86,7 @@ def run(
     sampler: serves the rollouts and is closed at the end; by default what the
       configuration names: the services of `sampler.addresses`.
     stop: asks the run to save itself and end.
+    lead: the other hosts, which compute along (`hosts.start`).
 
   Returns:
     The result; its directory holds the policy, metrics and checkpoints.
@@ -98,19 +101,22 @@ def run(
   directory, policy = _prepare(config, tasks)
   with contextlib.ExitStack() as stack:
     budget = retries.RetryBudget(config.dispatch.attempts)
-    if sampler is None:
-      sampler = sampling.connect(config, policy, directory, tasks, budget)
-    stack.callback(sampler.close)
-    batcher = sampling.make_batcher(
-      config, sampler, budget, directory=directory, stop=stop
-    )
     try:
+      if sampler is None:
+        sampler = sampling.connect(
+          config, policy, directory, tasks, budget, stop
+        )
+      stack.callback(sampler.close)
+      batcher = sampling.make_batcher(
+        config, sampler, budget, directory=directory, stop=stop
+      )
       before = _offline_outcomes(config, directory, policy, tasks, batcher)
     except preemption.Stopped as stopped:
       raise preemption.Stopped(
-        f'{stopped}; nothing was trained yet: start the same command again'
+        f'{stopped} before the training began: start the same command again',
+        stopped.exit_code,
       ) from None
-    components = _assemble(config, directory, policy, batcher, before)
+    components = _assemble(config, directory, policy, batcher, before, lead)
     stack.callback(components.metrics.close)
     if not config.run.resume:
       _begin(components, before)
@@ -122,7 +128,8 @@ def run(
       raise preemption.Stopped(
         f'{stopped} after {components.step} of {config.run.steps} steps, saved '
         f'in {directory}; continue with --config.run.name={directory.name} '
-        '--config.run.resume=True'
+        '--config.run.resume=True',
+        stopped.exit_code,
       ) from None
   wall_s = time.perf_counter() - start
   return Result(directory, policy, components, before, after, wall_s)
@@ -224,22 +231,15 @@ def _assemble(
   policy: policy_files.Policy,
   batcher: batcher_lib.Batcher,
   before: estimate.Estimate,
+  lead: hosts.Lead | None,
 ) -> training.Training:
   """Joins the components, at the first step or at the last checkpoint."""
-  overrides = config_rules.given(config.objective)
-  objective = objectives.make_objective(overrides.pop('name'), overrides)
-  learner = update.Learner(
-    policy.config,
-    objective,
-    update.make_optimizer(**config.optimizer),
-    temperature=config.sampler.temperature,
-    minibatch_size=-(-config.dispatch.batch_size // config.learner.minibatches),
-    microbatches=config.learner.microbatches,
-    chunk_tokens=config.learner.chunk_tokens,
-    row_length=config.learner.row_length,
-    row_buckets=config.learner.row_buckets,
-    devices=config.learner.devices or jax.local_device_count(),
+  if lead is not None:
+    lead.announce('begin', {}, dataclasses.asdict(policy.config))
+  learner = training.make_learner(
+    config, policy.config, lead.announce if lead else None
   )
+  objective = learner.objective
   state = learner.init(policy.params)
   evidence = tracker.make_evidence(
     objective.baseline,

@@ -9,8 +9,16 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 _LOG = logging.getLogger(__name__)
+
+
+class _Beginning(NamedTuple):
+  """When a pause began, by both clocks."""
+
+  clock_s: float
+  wall_s: float
 
 
 class Pauses:
@@ -27,7 +35,8 @@ class Pauses:
     """Prepares reporting.
 
     Args:
-      path: file that gets one JSON line a report; None for none.
+      path: file that gets one JSON line a report, and one at the end of a
+        pause that was reported, all with the same `since`; None for none.
       report_every_s: a pause is reported when it has lasted so long, and then
         again each time as long.
       clock: seconds, monotonic.
@@ -37,8 +46,9 @@ class Pauses:
     self._report_every_s = report_every_s
     self._clock = clock
     self._wall_clock = wall_clock
-    self._since_s: float | None = None
+    self._began: _Beginning | None = None
     self._reported_s = 0.0
+    self._told: dict[str, str] = {}
 
   def waiting(self, reason: Callable[[], str], lifted_by: str) -> None:
     """Says that the wait goes on; called now and then during it.
@@ -48,26 +58,36 @@ class Pauses:
       lifted_by: what would end the wait.
     """
     now = self._clock()
-    if self._since_s is None:
-      self._since_s = self._reported_s = now
+    if self._began is None:
+      self._began = _Beginning(now, self._wall_clock())
+      self._reported_s = now
     if now - self._reported_s < self._report_every_s:
       return
     self._reported_s = now
-    lasted_s = now - self._since_s
-    why = reason()
+    lasted_s = now - self._began.clock_s
+    self._told = {'reason': reason(), 'lifted_by': lifted_by}
     _LOG.warning(
-      'waiting for %.0f s: %s. Lifted by: %s', lasted_s, why, lifted_by
+      'waiting for %.0f s: %s. Lifted by: %s',
+      lasted_s,
+      self._told['reason'],
+      lifted_by,
     )
-    if self._path is not None:
-      record = {
-        'since': self._wall_clock() - lasted_s,
-        'seconds': lasted_s,
-        'reason': why,
-        'lifted_by': lifted_by,
-      }
-      with self._path.open('a', encoding='utf-8') as file:
-        file.write(json.dumps(record) + '\n')
+    self._record(over=False)
 
   def over(self) -> None:
     """Says that the wait has ended."""
-    self._since_s = None
+    if self._told:
+      self._record(over=True)
+    self._began, self._told = None, {}
+
+  def _record(self, *, over: bool) -> None:
+    if self._path is None or self._began is None:
+      return
+    record = {
+      'since': self._began.wall_s,
+      'seconds': self._clock() - self._began.clock_s,
+      'over': over,
+      **self._told,
+    }
+    with self._path.open('a', encoding='utf-8') as file:
+      file.write(json.dumps(record) + '\n')

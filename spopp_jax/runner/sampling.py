@@ -137,6 +137,7 @@ def connect(
   directory: pathlib.Path,
   tasks: envs.TaskSuite,
   budget: retries.RetryBudget,
+  stop: preemption.StopRequest | None = None,
 ) -> sampler_base.Sampler:
   """Connects to the configured services and starts those of this run's own.
 
@@ -147,9 +148,11 @@ def connect(
       of its own, the log.
     tasks: what the services must offer.
     budget: tries of a rollout.
+    stop: looked at while waiting.
 
   Raises:
     SamplerLost: not one service in time.
+    Stopped: `stop` asks for it.
     HandshakeRefused: no service that fits.
   """
   expected = handshake.Expectation(
@@ -166,7 +169,7 @@ def connect(
   kept = failures.Failures(directory / 'failures')
 
   def make_connect(name: str) -> member.Connect:
-    if name.startswith(sampler_list.LOCAL):
+    if sampler_list.is_own(name):
       return lambda deliver: local.LocalSampler(
         serve_command(config, directory / 'policy'),
         expected,
@@ -205,7 +208,7 @@ def connect(
     recovery_timeout_s=config.sampler.recovery_timeout_s,
     store=store,
   )
-  samplers.start(timeout_s)
+  samplers.start(timeout_s, (stop or preemption.StopRequest()).check)
   return samplers
 
 

@@ -120,8 +120,6 @@ class _Killed(Exception):
 class _Clock:
   """A `preemption.StopRequest` and a learner that know the simulated time."""
 
-  requested = ''
-
   def __init__(
     self, world: simulated_services.World, setting: Setting, stop: Stop | None
   ):
@@ -135,6 +133,9 @@ class _Clock:
     if self._stop.saves:
       raise preemption.Stopped('stopped')
     raise _Killed
+
+  def place(self, state: Any) -> Any:
+    return state
 
   def update(
     self, state: Any, packed: Any

@@ -4,10 +4,11 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
+import jax
 import ml_collections
 import numpy as np
 
-from spopp_jax import types
+from spopp_jax import objectives, types
 from spopp_jax.learner import (
   checkpoint,
   logprob_contract,
@@ -15,6 +16,8 @@ from spopp_jax.learner import (
   update,
 )
 from spopp_jax.learner import state as learner_state
+from spopp_jax.models import dense
+from spopp_jax.runner import config_rules
 from spopp_jax.runner import flow as flow_lib
 from spopp_jax.runner import metrics as metrics_lib
 
@@ -152,7 +155,36 @@ class Training:
   def adopt(self, saved: checkpoint.Checkpoint) -> None:
     """Goes on from a checkpoint."""
     self.step = saved.step
-    self.state = saved.arrays['state']
+    self.state = self.learner.place(saved.arrays['state'])
     self.published = saved.arrays['published']
     self.updates_done = saved.extra['updates_done']
     self.flow.adopt(saved.arrays, saved.extra['flow'], self.published)
+
+
+def make_learner(
+  config: ml_collections.ConfigDict,
+  decoder: dense.DecoderConfig,
+  announce: update.Announce | None = None,
+) -> update.Learner:
+  """Returns the learner that a configuration describes.
+
+  Args:
+    config: validated.
+    decoder: sizes of the policy.
+    announce: as of `update.Learner`.
+  """
+  overrides = config_rules.given(config.objective)
+  c = config.learner
+  return update.Learner(
+    decoder,
+    objectives.make_objective(overrides.pop('name'), overrides),
+    update.make_optimizer(**config.optimizer),
+    temperature=config.sampler.temperature,
+    minibatch_size=-(-config.dispatch.batch_size // c.minibatches),
+    microbatches=c.microbatches,
+    chunk_tokens=c.chunk_tokens,
+    row_length=c.row_length,
+    row_buckets=c.row_buckets,
+    devices=c.devices or jax.local_device_count(),
+    announce=announce,
+  )

@@ -18,6 +18,7 @@ import grpc
 
 from spopp_jax.sampler import errors
 
+_LAST_PORT = 65535
 _LOG = logging.getLogger(__name__)
 _HEADER = 'authorization'
 # Probes cannot send a token, and the answer tells only whether we serve.
@@ -217,10 +218,10 @@ def _is_local(address: str) -> bool:
     return True
   host, separator, port = address.rpartition(':')
   host = host.strip('[]')
-  if not separator or not port.isdigit():
+  if not separator or not port.isdecimal() or int(port) > _LAST_PORT:
     raise ValueError(
-      f'address ({address!r}) must be host:port or unix:path, for example '
-      '127.0.0.1:0'
+      f'address ({address!r}) must be host:port or unix:path with a port up to '
+      f'{_LAST_PORT}, for example 127.0.0.1:50051'
     )
   if host == 'localhost':
     return True

@@ -84,6 +84,10 @@ class Crew:
     self.last_problem: errors.SamplerError | None = None
     self._follow_names()
 
+  def was_connected(self) -> None:
+    """Begins to count anew how long no member is connected."""
+    self._alone_since_s = self._clock()
+
   def publish(self, snapshot: weights.Snapshot, *, interrupt: bool) -> None:
     """Has every member install a snapshot once it may; see `pool.Pool`."""
     self._snapshot, self._interrupt = snapshot, interrupt
@@ -128,6 +132,7 @@ class Crew:
 
   def _add(self, name: str, connect: member.Connect) -> None:
     one = self.members[name] = member.Member(name, connect)
+    one.missing_since_s = self._clock()
     self._run_beside(lambda: self._connect(one))
 
   def _connect(self, one: member.Member) -> None:
@@ -187,6 +192,10 @@ class Crew:
       self._placement.take_away(one, list(one.owes), silent=False)
     self._placement.offer(one)
     self._advance(one)
+    # Those that were lost with nobody there to take what they owe.
+    for other in self.members.values():
+      if not other.connected and other.owes:
+        self._placement.take_away(other, list(other.owes), silent=False)
 
   def _on_installed(
     self,
@@ -254,6 +263,8 @@ class Crew:
     assert one.source is not None
     reason = one.source.lost or self.last_problem
     one.losses_in_a_row += one.connected
+    if one.connected:
+      one.missing_since_s = self._clock()
     one.connected = False
     if one.losses_in_a_row > _MAX_LOSSES_IN_A_ROW:
       self._drop(
@@ -283,7 +294,8 @@ class Crew:
     if not one.leaving:
       self._refused.add(one.name)
     one.connected = False
-    self._lease(one, -1)
+    if self._store is not None:
+      self._store.hold_only(one.name)
     self._placement.take_away(one, list(one.owes), silent=False)
     if one.source is not None:
       self._run_beside(one.source.close)
@@ -315,22 +327,10 @@ class Crew:
     ):
       return
     one.installing = True
-    self._lease(one, snapshot.version)
+    if self._store is not None:
+      self._store.hold_only(one.name, snapshot.version)
     connection = one.connections
     self._run_beside(lambda: self._install(one, snapshot, connection))
-
-  def _lease(self, one: member.Member, version: int) -> None:
-    """Keeps one version for a member (-1: none), removes what nobody needs."""
-    if self._store is None:
-      return
-    if version >= 0:
-      self._store.lease(version, one.name)
-    if one.leased not in (-1, version):
-      self._store.release(one.leased, one.name)
-    one.leased = version
-    removed = self._store.collect()
-    if removed:
-      _LOG.info('versions %s were removed: nobody needs them', removed)
 
   def tick(self, now: float) -> None:
     """Looks at what no event tells of: silence, names, loneliness.
@@ -344,12 +344,15 @@ class Crew:
     self._later = [entry for entry in self._later if entry[0] > now]
     for work in due:
       self._run_beside(work)
+    for one in self.members.values():
+      one.notice_absence(now)
     if any(one.connected for one in self.members.values()):
-      self._alone_since_s = now
+      self.was_connected()
     elif now - self._alone_since_s > self._recovery_timeout_s:
       raise errors.SamplerLost(
-        f'no sampler could be restored within {self._recovery_timeout_s} s '
-        f'({self.last_problem}); {self.report()}'
+        f'no sampler was connected for {self._recovery_timeout_s} s; '
+        + (f'the last problem: {self.last_problem}; ' * bool(self.last_problem))
+        + self.report()
       )
     for one in list(self.members.values()):
       self._take_overdue(one, now)
@@ -386,5 +389,5 @@ class Crew:
     for name in sorted(self.members.keys() - names):
       one = self.members[name]
       one.leaving = True
-      if not one.owes:
+      if not one.owes or not one.connected:
         self._drop(one, 'its address was taken out')

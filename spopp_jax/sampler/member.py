@@ -1,6 +1,7 @@
 """One service of a pool: its connection, what it owes, what happens to it."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -10,6 +11,9 @@ from spopp_jax.sampler import base, errors, weights
 # Requests a service holds for each that it decodes: while one answer travels
 # the next episode can begin.
 _REQUESTS_A_SLOT = 2
+# Time without a connection that is worth a word.
+_NOTICE_S = 15.0
+_LOG = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -60,7 +64,7 @@ class Member:
     owes: the requests it was sent, oldest first, each with the time then.
     losses_in_a_row: losses since its last answer.
     connections: how many it has had; news of an earlier one counts no more.
-    leased: the version that is kept on the disk for it; -1 for none.
+    missing_since_s: since when it is not connected, if it is not.
   """
 
   name: str
@@ -75,7 +79,21 @@ class Member:
   )
   losses_in_a_row: int = 0
   connections: int = 0
-  leased: int = -1
+  missing_since_s: float = 0.0
+  _noticed_s: float = 0.0
+
+  def notice_absence(self, now: float) -> None:
+    """Logs that it is not connected, ever more rarely."""
+    missing_s = now - self.missing_since_s
+    if self.connected or missing_s < _NOTICE_S:
+      self._noticed_s = 0.0
+    elif missing_s >= 2 * self._noticed_s:
+      self._noticed_s = missing_s
+      _LOG.warning(
+        '%s is not connected since %.0f s; it joins when it answers',
+        self.name,
+        missing_s,
+      )
 
   @property
   def room(self) -> int:

@@ -151,6 +151,8 @@ class Placement:
       f'{request_id} ({sent.get(request_id, "not sent")})'
       for request_id in itertools.islice(self._open, _SHOWN)
     ]
+    if not shown:
+      return 'no requests wait'
     return f'{len(self._open)} requests wait: {", ".join(shown)}'
 
   def _choose(self, request: base.Request) -> member.Member | None:

@@ -103,22 +103,32 @@ class Pool:
     self._closed = threading.Event()
     self._next_tick_s = clock()
 
-  def start(self, deadline_s: float) -> None:
+  def start(
+    self, deadline_s: float, check_stop: Callable[[], None] = lambda: None
+  ) -> None:
     """Handles events in a thread from now on; waits for the first member.
+
+    Args:
+      deadline_s: longest wait.
+      check_stop: called about once a second of waiting; may raise.
 
     Raises:
       SamplerError: none has connected in time; of the last one to fail.
     """
     # The members' own deadlines are the same; theirs say more.
     deadline = self._clock() + deadline_s + _TICK_S
-    while not any(m.connected for m in self._crew.members.values()):
-      hopeless = all(m.losses_in_a_row for m in self._crew.members.values())
-      if hopeless or self._clock() > deadline:
-        self.close()
-        raise self._crew.last_problem or errors.SamplerLost(
-          f'no sampler answers within {deadline_s} s'
-        )
-      self.handle_event(min(_TICK_S, deadline_s))
+    with contextlib.ExitStack() as stack:
+      stack.callback(self.close)
+      while not any(m.connected for m in self._crew.members.values()):
+        check_stop()
+        hopeless = all(m.losses_in_a_row for m in self._crew.members.values())
+        if hopeless or self._clock() > deadline:
+          raise self._crew.last_problem or errors.SamplerLost(
+            f'no sampler answers within {deadline_s} s'
+          )
+        self._crew.was_connected()
+        self.handle_event(min(_TICK_S, deadline_s))
+      stack.pop_all()
     self._thread = threading.Thread(
       target=self._work, name='sampler-pool', daemon=True
     )

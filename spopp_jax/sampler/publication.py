@@ -121,6 +121,28 @@ class Store:
     with self._lock:
       self._leases[version].discard(holder)
 
+  def hold_only(self, holder: str, version: int | None = None) -> None:
+    """Leases one version, or none, in place of what the holder leased before.
+
+    What nobody needs any more is removed.
+
+    Args:
+      holder: who needs it.
+      version: one that is there.
+
+    Raises:
+      PublicationError: there is no such version.
+    """
+    if version is not None:
+      self.lease(version, holder)
+    with self._lock:
+      for other, holders in self._leases.items():
+        if other != version:
+          holders.discard(holder)
+    removed = self.collect()
+    if removed:
+      _LOG.info('versions %s were removed: nobody needs them', removed)
+
   def collect(self) -> list[int]:
     """Removes every version but the newest that nobody leases.
 

@@ -236,9 +236,10 @@ def test_help_lists_the_commands_and_their_options(capsys):
   [
     ((), 'COMMAND'),
     (('kernel',), "'kernel'"),
-    (('kernels', '--repeats=0'), '0 must be at least 1'),
-    (('kernels', '--scale=2'), '2.0 must lie in (0, 1]'),
-    (('kernels', '--scale=nan'), 'nan must lie in (0, 1]'),
+    (('control_plane', '--prompts=-5'), "'-5' must be a whole number above 0"),
+    (('kernels', '--repeats=0'), "'0' must be a whole number above 0"),
+    (('kernels', '--scale=2'), "'2' must be in (0, 1]"),
+    (('kernels', '--scale=nan'), "'nan' must be a finite number"),
   ],
 )
 def test_what_cannot_be_run_is_refused(arguments, words, capsys):

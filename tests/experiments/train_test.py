@@ -58,8 +58,8 @@ def test_a_run_that_is_not_there_cannot_be_resumed(said, tmp_path):
 
 
 def test_interruption_says_how_to_go_on(said, monkeypatch):
-  def interrupted(config, stop):
-    del config, stop
+  def interrupted(config, stop, lead):
+    del config, stop, lead
     raise KeyboardInterrupt
 
   monkeypatch.setattr(experiment, 'run', interrupted)
@@ -69,8 +69,8 @@ def test_interruption_says_how_to_go_on(said, monkeypatch):
 
 
 def test_a_bug_is_not_disguised_as_a_mistake_of_the_user(said, monkeypatch):
-  def broken(config, stop):
-    del config, stop
+  def broken(config, stop, lead):
+    del config, stop, lead
     raise ZeroDivisionError
 
   monkeypatch.setattr(experiment, 'run', broken)

@@ -15,6 +15,7 @@ from spopp_jax.models import policy_files
 from spopp_jax.runner import (
   cold_start,
   experiment,
+  hosts,
   logprob_check,
   metrics,
   sampling,
@@ -230,6 +231,10 @@ def test_every_setting_is_read_by_something(load, tmp_path):
   plain.sampler.connect_timeout_s = 0.1
   with pytest.raises(errors.SamplerLost):
     sampling.connect(config, policy, tmp_path, tasks, retries.RetryBudget(1))
+  # 3. A host that finds no other.
+  plain.hosts.count, plain.hosts.index, plain.hosts.start_timeout_s = 2, 1, 0.1
+  with pytest.raises(hosts.HostsMissing):
+    hosts.start(config)
   assert set(config_lib.leaf_values(plain)) - noted == set()
 
 

@@ -30,15 +30,23 @@ def test_a_lasting_pause_is_reported_again_and_again(tmp_path, caplog):
   world = World(path)
   for now in (5.0, 34.0, 35.0, 36.0, 64.0, 65.5):
     world.waiting_at(now)
+  world.now = 70.0
+  world.pauses.over()
+  world.pauses.over()
   lines = [json.loads(line) for line in path.read_text().splitlines()]
   assert lines == [
     {
       'since': 1005.0,
       'seconds': seconds,
+      'over': over,
       'reason': f'reason {number}',
       'lifted_by': 'an answer',
     }
-    for number, seconds in ((1, 30.0), (2, 60.5))
+    for number, seconds, over in (
+      (1, 30.0, False),
+      (2, 60.5, False),
+      (2, 65.0, True),
+    )
   ]
   assert 'waiting for 30 s: reason 1. Lifted by: an answer' in caplog.text
 

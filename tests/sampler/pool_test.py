@@ -1,6 +1,7 @@
 """A pool answers every request once, whoever joins, leaves or is lost."""
 
 import collections
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -194,6 +195,77 @@ def test_a_service_may_come_late_and_new_ones_may_join():
   world.pass_time(6)
   assert sorted(len(ids) for ids in held(world).values()) == [2, 2, 2]
   assert world.services['c'].installed == [0]
+
+
+def test_what_a_lost_service_owes_goes_to_one_that_joins_later():
+  world = make('a')
+  submit(world, 0, 1)
+  world.delays = True  # its return takes longer than all that follows
+  world.services['a'].end(forgets=False)
+  world.pool.handle_event(1.0)
+  assert world.pool.redispatched == 0
+  returning = world.works.popleft()
+  world.names.append('b')
+  world.pass_time(3)
+  assert list(world.services['b'].held) == ['r0', 'r1']
+  assert world.pool.redispatched == 2
+  world.services['b'].answer('r0')
+  returning()
+  world.settle()
+  # What the first one did meanwhile comes too, to be counted as a repeat.
+  for service, request_id in (('a', 'r0'), ('a', 'r1'), ('b', 'r1')):
+    world.services[service].answer(request_id)
+  world.settle()
+  answers = [world.pool.next(1.0).request_id for _ in range(4)]
+  assert answers == ['r0', 'r0', 'r1', 'r1']
+  submit(world, 2, 3)
+  assert sorted(held(world).values()) == [['r2'], ['r3']]
+
+
+def test_a_lost_service_that_is_taken_out_owes_nothing_any_more():
+  world = make('a')
+  submit(world, 0)
+  world.absent['a'] = errors.SamplerLost('nobody at a')
+  world.services['a'].end()
+  world.pool.handle_event(1.0)
+  world.names[:] = ['b']
+  world.pass_time(3)
+  assert world.pool.report().endswith('1 samplers: b version 0')
+  assert list(world.services['b'].held) == ['r0']
+
+
+def test_a_service_that_stays_away_is_spoken_of_ever_more_rarely(caplog):
+  absent = {'b': errors.SamplerLost('not yet')}
+  world = pool_world.World('a', 'b', absent=absent)
+  world.pass_time(130)
+  found = re.findall(r'b is not connected since (\d+) s', caplog.text)
+  assert found == ['15', '30', '60', '120']
+
+
+def test_a_stop_ends_the_wait_for_the_first_service():
+  world = pool_world.World('a', delays=True)
+  world.works.clear()  # its connecting has no end
+
+  def check():
+    if world.now > 3:
+      raise InterruptedError
+
+  with pytest.raises(InterruptedError):
+    world.pool.start(500.0, check)
+  assert world.now < 6
+
+
+def test_the_first_service_may_take_longer_than_a_recovery():
+  world = pool_world.World('a', delays=True, recovery_timeout_s=30.0)
+  connecting = world.works.popleft()
+
+  def check():
+    if world.now > 90 and connecting not in world.works:
+      world.works.append(connecting)
+
+  world.pool.start(120.0, check)
+  assert world.now > 90
+  world.pool.close()
 
 
 def test_who_leaves_finishes_what_it_owes_and_gets_no_more():
