@@ -12,11 +12,13 @@ import concurrent.futures
 import queue
 import sys
 import threading
+import time
 import zlib
 from typing import Any
 
 import grpc
 import numpy as np
+import option_types
 
 from spopp_jax import types
 from spopp_jax.sampler import (
@@ -30,6 +32,8 @@ from spopp_jax.sampler import (
 
 VOCABULARY = 32_000
 _JOINED_TOKENS = 100_000  # of the answers in one message
+_PACED = 8  # answers in one message when they are paced
+_PATIENCE_S = 0.1
 EXPECTED = handshake.Expectation(
   tokenizer_fingerprint='simulated',
   model_fingerprint='simulated',
@@ -67,13 +71,16 @@ def message(
 class Servicer(sampler_pb2_grpc.SamplerServicer):
   """Answers every call of sampler.proto."""
 
-  def __init__(self, num_tokens: int, max_pending: int):
+  def __init__(self, num_tokens: int, max_pending: int, rate: float):
     self._num_tokens = num_tokens
+    self._rate = rate
     self._max_pending = max_pending
     self._version = -1
     self._checksums = {-1: ''}
     self._last: sampler_pb2.Trajectory | None = None
     self._joined = max(1, _JOINED_TOKENS // num_tokens)
+    if rate:
+      self._joined = min(self._joined, _PACED)
 
   def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
     """Describes the service."""
@@ -130,11 +137,16 @@ class Servicer(sampler_pb2_grpc.SamplerServicer):
       asked.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    due_s = time.monotonic()
     while (requests := asked.get()) is not None:
       for start in range(0, len(requests), self._joined):
-        yield sampler_pb2.RolloutReply(
-          trajectories=map(self._answer, requests[start : start + self._joined])
-        )
+        some = requests[start : start + self._joined]
+        if self._rate:
+          # No large debt is made up for: what is late stays late.
+          due_s = max(due_s, time.monotonic() - _PATIENCE_S)
+          due_s += len(some) / self._rate
+          time.sleep(max(0.0, due_s - time.monotonic()))
+        yield sampler_pb2.RolloutReply(trajectories=map(self._answer, some))
 
   def _answer(self, request: Any) -> sampler_pb2.Trajectory:
     if self._last is None:
@@ -152,15 +164,23 @@ class Servicer(sampler_pb2_grpc.SamplerServicer):
 def main(argv: list[str]) -> None:
   """Serves until its parent ends."""
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--tokens', type=int, default=1000)
-  parser.add_argument('--max_pending', type=int, default=20_000)
+  parser.add_argument('--tokens', type=option_types.positive_int, default=1000)
+  parser.add_argument(
+    '--max_pending', type=option_types.positive_int, default=20_000
+  )
+  parser.add_argument(
+    '--rate',
+    type=option_types.not_negative_float,
+    default=0.0,
+    help='answers a second at most; 0 is any number',
+  )
   arguments = parser.parse_args(argv[1:])
   limits = options.ChannelLimits()
   server = grpc.server(
     concurrent.futures.ThreadPoolExecutor(8), options=limits.server_options()
   )
   sampler_pb2_grpc.add_SamplerServicer_to_server(
-    Servicer(arguments.tokens, arguments.max_pending), server
+    Servicer(arguments.tokens, arguments.max_pending, arguments.rate), server
   )
   port = server.add_insecure_port('127.0.0.1:0')
   server.start()

@@ -40,9 +40,6 @@ from spopp_jax.runner import (
 )
 
 _SAMPLES = 3
-# Threads beside the learner answer within this, in s, where Python's own 5 ms
-# would hold up every dispatch.
-SWITCH_INTERVAL_S = 5e-4
 
 
 def main(argv: list[str]) -> None:
@@ -54,7 +51,6 @@ def main(argv: list[str]) -> None:
   compilation.configure(
     pathlib.Path(settings.run.directory) / '.compilation_cache'
   )
-  sys.setswitchinterval(SWITCH_INTERVAL_S)
   try:
     result = run(settings)
   except preemption.Stopped as stopped:

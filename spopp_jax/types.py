@@ -8,6 +8,7 @@ log-probability at `s` is log p(token_s | tokens before s in its segment).
 
 import dataclasses
 import enum
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,7 +177,7 @@ class Trajectory:
     )
     return versions
 
-  @property
+  @functools.cached_property
   def num_actions(self) -> int:
     """L_i, the action tokens of the trajectory."""
     return int(np.count_nonzero(self.action_mask))

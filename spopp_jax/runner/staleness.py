@@ -19,7 +19,7 @@ from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
 
 # The flight is refilled when this part of it has room.
-_PARTS = 128
+_PARTS = 256
 POLICIES = ('drain', 'bounded', 'interruptible', 'scheduled')
 
 

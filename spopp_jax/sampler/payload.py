@@ -88,19 +88,23 @@ def decode(
     wire[2], 'behaviour_logprobs', sampler_pb2.DTYPE_FLOAT32, check
   )
   _check_ids(tokens, 'tokens', vocab_size, check)
-  _check_arrays(tokens, mask, logprobs, message.num_actions, check)
+  _check_mask(message.action_mask.data, tokens.size, message.num_actions, check)
+  actions = mask.view(bool)
+  _check_logprobs(logprobs, actions, check)
   check.that(
     tokens.size <= max_tokens,
     'tokens.length',
     tokens.size,
     f'at most the context of {max_tokens} tokens',
   )
-  actions = mask.astype(bool)
   kept = None
   if has_kept:
     kept = _decode_kept(message.kept, tokens[actions], vocab_size, check)
   return Payload(
-    tokens.astype(np.int32), actions, logprobs.astype(np.float32), kept
+    tokens.astype(np.int32, copy=False),
+    actions,
+    logprobs.astype(np.float32, copy=False),
+    kept,
   )
 
 
@@ -127,65 +131,84 @@ def _decode_kept(
   return kept
 
 
+# Few passes over the arrays: numpy gives the interpreter's lock away in each,
+# and may get it back late where other threads work.
+
+
 def _check_ids(
   ids: np.ndarray, field: str, vocab_size: int, check: errors.Checker
 ) -> None:
   # As unsigned numbers negative ids are large: one look finds all wrong ones.
-  wrong = ids.view(np.uint32) >= vocab_size
-  if wrong.any():
+  unsigned = ids.view(np.uint32)
+  if unsigned.max(initial=0) >= vocab_size:
     check.that(
-      False, field, ids[wrong][:1], f'ids in [0, {vocab_size}), the vocabulary'
+      False,
+      field,
+      ids[unsigned >= vocab_size][:1],
+      f'ids in [0, {vocab_size}), the vocabulary',
     )
 
 
-def _check_arrays(
-  tokens: np.ndarray,
-  mask: np.ndarray,
-  logprobs: np.ndarray,
-  num_actions: int,
-  check: errors.Checker,
+def _check_mask(
+  mask: bytes, num_tokens: int, num_actions: int, check: errors.Checker
 ) -> None:
   check.that(
-    mask.size == tokens.size,
+    len(mask) == num_tokens,
     'action_mask.length',
-    mask.size,
-    f'{tokens.size}, the number of tokens',
+    len(mask),
+    f'{num_tokens}, the number of tokens',
   )
-  largest = mask.max(initial=0)
-  check.that(largest <= 1, 'action_mask', largest, '0 or 1')
-  ones = np.count_nonzero(mask)
+  ones = mask.count(1)
+  check.that(
+    ones + mask.count(0) == num_tokens,
+    'action_mask',
+    'another byte among them',
+    '0 or 1',
+  )
   check.that(
     ones == num_actions,
     'action_mask',
     f'{ones} ones',
     f'{num_actions}, the number of sampled tokens (num_actions)',
   )
+
+
+def _check_logprobs(
+  logprobs: np.ndarray, actions: np.ndarray, check: errors.Checker
+) -> None:
   check.that(
-    logprobs.size > 0 or tokens.size == 0,
+    logprobs.size > 0 or actions.size == 0,
     'behaviour_logprobs',
     'empty: sampler returned no log-probs',
-    f'{tokens.size} values; have the sampler return log-probs',
+    f'{actions.size} values; have the sampler return log-probs',
   )
   check.that(
-    logprobs.size == tokens.size,
+    logprobs.size == actions.size,
     'behaviour_logprobs.length',
     logprobs.size,
-    f'{tokens.size}, the number of tokens',
+    f'{actions.size}, the number of tokens',
   )
-  actions = mask.astype(bool)
-  problem = logprob_problem(logprobs[actions])
-  check.that(
-    problem is None,
-    'behaviour_logprobs',
-    problem,
-    'finite and <= 0 at action tokens',
-  )
+  if not _are_logprobs(logprobs):
+    problem = logprob_problem(logprobs[actions])
+    check.that(
+      problem is None,
+      'behaviour_logprobs',
+      problem,
+      'finite and <= 0 at action tokens',
+    )
   check.that(
     not logprobs[~actions].any(),
     'behaviour_logprobs',
     'not 0 outside the action mask',
     '0 where the mask is 0',
   )
+
+
+def _are_logprobs(values: np.ndarray) -> bool:
+  """Whether all are finite and at most 0 up to the rounding of float32."""
+  # A minimum or maximum of which one is NaN is NaN, and compares as False.
+  low, high = values.min(initial=0), values.max(initial=0)
+  return bool(low > -np.inf and high <= LOGPROB_CEILING)
 
 
 def logprob_problem(logprobs: np.ndarray) -> str | None:
@@ -198,11 +221,10 @@ def logprob_problem(logprobs: np.ndarray) -> str | None:
     The value in words, or None when all are finite and at most 0 up to the
     rounding of float32.
   """
-  # NaN is neither above the one nor below the other.
-  right = (logprobs > -np.inf) & (logprobs <= LOGPROB_CEILING)
-  if right.all():
+  if _are_logprobs(logprobs):
     return None
-  index = int(np.argmin(right))
+  wrong = ~np.isfinite(logprobs) | (logprobs > LOGPROB_CEILING)
+  index = int(np.argmax(wrong))
   return f'{float(logprobs[index])} at action {index}'
 
 

@@ -78,9 +78,7 @@ class PromptSampler:
     self._full_levels = self._size.bit_length() - 1
     self._deep = 2 << self._full_levels
     for level in reversed(range(self._full_levels + 1)):
-      low, high = 1 << level, min(2 << level, self._size)
-      children = self._tree[2 * low : 2 * high]
-      self._tree[low:high] = children[::2] + children[1::2]
+      self._sum_level(level)
 
   @property
   def weights(self) -> np.ndarray:
@@ -104,10 +102,11 @@ class PromptSampler:
     self._sum(nodes[deep] >> 1)
     nodes = np.where(deep, nodes >> 1, nodes)
     for level in reversed(range(self._full_levels)):
-      nodes = nodes >> 1
       if len(nodes) > 1 << level:
-        nodes = np.unique(nodes)
-      self._sum(nodes)
+        self._sum_level(level)
+      else:
+        nodes = nodes >> 1
+        self._sum(nodes)
 
   def sample(
     self,
@@ -189,6 +188,11 @@ class PromptSampler:
     # Rounding must not lead to a leaf of weight 0, which has no chance.
     turn = (rest >= below) & (self._tree[left + 1] > 0)
     return left + turn, np.where(turn, rest - below, rest)
+
+  def _sum_level(self, level: int) -> None:
+    low, high = 1 << level, min(2 << level, self._size)
+    children = self._tree[2 * low : 2 * high]
+    self._tree[low:high] = children[::2] + children[1::2]
 
   def _sum(self, nodes: np.ndarray) -> None:
     left = 2 * nodes
