@@ -262,6 +262,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     chunk_tokens=1024,
     # True trains on truncated decoding without kept ids, by a proxy ratio.
     allow_proxy_ratio=False,
+    # True ends the run when sampler and learner suddenly differ; False warns.
+    stop_on_gap=False,
     # Devices that share the rows of a batch, each with all parameters; 0 is
     # all of this machine.
     devices=0,

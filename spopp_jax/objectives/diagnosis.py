@@ -57,10 +57,14 @@ def _of_weights(axis_name, batch, proximal_logprobs, weights, lengths):
   # A trajectory's used weight is the mean that its tokens have in the loss.
   used = segments.trajectory_sums(weights.importance, mask, ids, **count)
   used = used / jnp.maximum(lengths, 1)
+  sound = mask & jnp.isfinite(raw)
   metrics = {
     'log_ratio_nonfinite': reduction.global_sum(
       ~jnp.isfinite(sequence), axis_name=axis_name
-    )
+    ),
+    'log_ratio_abs_mean': diagnostics.weighted_mean(
+      jnp.abs(jnp.where(sound, raw, 0)), sound, axis_name=axis_name
+    ),
   }
   for level, log_raw, log_used, counted in (
     ('token', raw, jnp.log(weights.importance), mask),

@@ -1,6 +1,9 @@
 """Do sampler and learner mean the same by a log-probability?"""
 
-from collections.abc import Callable, Sequence
+import collections
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +13,10 @@ from spopp_jax import types
 # Mean gap in nats under the same weights: float32 stays below 1e-4, a wrong
 # temperature or a shift by one token is far above.
 MAX_GAP = 1e-2
+# Of the alarm during the run, where the learner is some updates ahead.
+_ALARM_GAP = 0.05
+_ALARM_FACTOR = 5.0
+_REMEMBERED_STEPS = 200
 
 
 class LogprobMismatch(RuntimeError):
@@ -82,3 +89,33 @@ def check(
       f'{found.mean_abs:.3g} nats a token ({MAX_GAP} allowed): {hint}'
     )
   return found
+
+
+class GapAlarm:
+  """Notices when samplers and learner drift apart in the middle of a run.
+
+  A sampler that keeps serving old weights although every publication was
+  acknowledged shows in nothing else.
+
+  Attributes:
+    earlier: mean gaps of the latest steps, oldest first, nats a token.
+  """
+
+  def __init__(self, earlier: Iterable[float] = ()):
+    """Goes on after those steps."""
+    self.earlier = collections.deque(earlier, maxlen=_REMEMBERED_STEPS)
+
+  def check(self, mean_gap: float) -> str:
+    """Takes in a step's mean gap; says what is wrong with it, or ''.
+
+    Too much is above both .05 nats and 5 times the median of earlier steps.
+    """
+    usual = statistics.median(self.earlier) if self.earlier else math.inf
+    self.earlier.append(mean_gap)
+    if not mean_gap > max(_ALARM_GAP, _ALARM_FACTOR * usual):
+      return ''
+    return (
+      f'sampler and learner differ by {mean_gap:.3g} nats a token, so far by '
+      f'{usual:.3g}: a sampler may still serve old weights, or the policy has '
+      'changed abruptly; see log_ratio_abs_mean in metrics.jsonl'
+    )

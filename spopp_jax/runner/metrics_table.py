@@ -170,6 +170,11 @@ METRICS: dict[str, Metric] = {
   'log_ratio_nonfinite': Metric(
     'trajectories whose importance weight is not finite', '1', '0'
   ),
+  'log_ratio_abs_mean': Metric(
+    'mean gap between the log-probs of learner, before the update, and sampler',
+    'nats a token',
+    'below 0.05, no jumps',
+  ),
   'tempering_exponent': Metric(
     'mean tempering exponent of the prompt groups (TETPO alpha)',
     '1',

@@ -142,7 +142,10 @@ class _Clock:
   ) -> tuple[Any, dict[str, np.ndarray]]:
     del packed
     self._world.pass_time(self._setting.update_s)
-    return state, {'skipped_in_a_row': np.zeros(())}
+    return state, {
+      'skipped_in_a_row': np.zeros(()),
+      'log_ratio_abs_mean': np.zeros(()),
+    }
 
 
 class _Run(training.Training):

@@ -286,7 +286,8 @@ class Scheduled:
   A step's prompts are drawn max_lag versions ahead. Each of its rollouts is
   dispatched while the snapshot it needs is the present one, so that none is
   kept, and waits. The first steps find no version old enough and take the
-  first.
+  first. A group that is lost, all its tries used up, is replaced by one of
+  another prompt under the present version.
   """
 
   publishes_first = True
@@ -306,10 +307,10 @@ class Scheduled:
     batcher: batcher_lib.Batcher,
   ) -> list[types.Ticket]:
     """Returns what needs the present version, for all steps to come."""
-    del batcher
     while self._next_step <= clock.version + self._max_lag:
       self._plan(self._next_step, clock, dispatcher)
       self._next_step += 1
+    self._replace(clock, dispatcher, batcher)
     now = [t for t in self._planned if t.policy_version == clock.version]
     self._planned = [
       t for t in self._planned if t.policy_version != clock.version
@@ -331,17 +332,39 @@ class Scheduled:
       for ticket, lag in zip(tickets, lags, strict=True)
     ]
 
+  def _replace(
+    self,
+    clock: Clock,
+    dispatcher: dispatch_lib.Dispatcher,
+    batcher: batcher_lib.Batcher,
+  ) -> None:
+    """Plans groups for those of the next step that are no more."""
+    if batcher.num_in_flight:
+      return
+    groups = {
+      batcher_lib.group_of(t) for t in self._planned if t.step == clock.step
+    }
+    groups.update(self._of_step(clock.step, batcher))
+    missing = max(0, self._flow.batch - len(groups))
+    self._planned += dispatcher.dispatch(
+      missing * self._flow.group_size,
+      policy_version=clock.version,
+      step=clock.step,
+    )
+
   def choose(
     self, clock: Clock, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group] | None:
     """Takes the step's own groups, once nothing is in flight."""
-    if batcher.num_in_flight:
+    groups = self._of_step(clock.step, batcher)
+    if batcher.num_in_flight or len(groups) < self._flow.batch:
       return None
-    return [
-      group
-      for group in batcher.finished
-      if batcher.step_of(group) == clock.step
-    ]
+    return groups
+
+  def _of_step(
+    self, step: int, batcher: batcher_lib.Batcher
+  ) -> list[batcher_lib.Group]:
+    return [g for g in batcher.finished if batcher.step_of(g) == step]
 
   def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
     """Returns the version that generated the trajectory."""

@@ -1,6 +1,7 @@
 """The components of a run and everything of them that a checkpoint holds."""
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Sequence
 
@@ -17,10 +18,11 @@ from spopp_jax.learner import (
 )
 from spopp_jax.learner import state as learner_state
 from spopp_jax.models import dense
-from spopp_jax.runner import config_rules
+from spopp_jax.runner import config_rules, logprob_check
 from spopp_jax.runner import flow as flow_lib
 from spopp_jax.runner import metrics as metrics_lib
 
+_LOG = logging.getLogger(__name__)
 _MAX_SKIPPED_IN_A_ROW = 3
 
 Finished = flow_lib.Finished
@@ -46,6 +48,7 @@ class Training:
     published: host copy of the parameters that the sampler holds.
     updates_done: batches consumed.
     step: batches consumed and recorded.
+    gap_alarm: watches the gap between sampler and learner.
   """
 
   config: ml_collections.ConfigDict
@@ -59,6 +62,9 @@ class Training:
   published: dict[str, np.ndarray]
   updates_done: int = 0
   step: int = 0
+  gap_alarm: logprob_check.GapAlarm = dataclasses.field(
+    default_factory=logprob_check.GapAlarm
+  )
 
   @property
   def policy_version(self) -> int:
@@ -113,7 +119,13 @@ class Training:
     return self.learner.score(self.state.params, trajectories)
 
   def guard(self, scalars: dict[str, np.ndarray]) -> None:
-    """Stops a run whose updates are not finite again and again."""
+    """Stops a run that learns nothing sound, or warns of it."""
+    alarm = self.gap_alarm.check(float(scalars['log_ratio_abs_mean']))
+    if alarm:
+      _LOG.warning('step %d: %s', self.step - 1, alarm)
+    if self.config.learner.stop_on_gap and alarm:
+      self.save()
+      raise TrainingStopped(f'step {self.step - 1}: {alarm}')
     if int(scalars['skipped_in_a_row']) >= _MAX_SKIPPED_IN_A_ROW:
       self.save()
       raise TrainingStopped(
@@ -149,7 +161,11 @@ class Training:
     self.checkpoints.save(
       self.step,
       arrays={'state': self.state, 'published': self.published, **arrays},
-      extra={'updates_done': self.updates_done, 'flow': extra},
+      extra={
+        'updates_done': self.updates_done,
+        'gaps': list(self.gap_alarm.earlier),
+        'flow': extra,
+      },
     )
 
   def adopt(self, saved: checkpoint.Checkpoint) -> None:
@@ -158,6 +174,7 @@ class Training:
     self.state = self.learner.place(saved.arrays['state'])
     self.published = saved.arrays['published']
     self.updates_done = saved.extra['updates_done']
+    self.gap_alarm = logprob_check.GapAlarm(saved.extra['gaps'])
     self.flow.adopt(saved.arrays, saved.extra['flow'], self.published)
 
 

@@ -266,3 +266,21 @@ def test_top_k_bounds_the_width_of_kept_ids():
   assert pack([one, two]).kept_ids.shape[-1] == 0
   boundless = _truncated(two, [[1, 2, 3]], top_k=2**32 - 1)
   assert pack([boundless]).kept_ids.shape[-1] == 4
+
+
+def test_dyn01_hosts_get_the_same_number_of_rows(cases):
+  given = cases['DYN-01']['input']
+  lengths = given['host0_lengths'] + given['host1_lengths']
+  hosts = given['hosts']
+  batch = pack(
+    make_trajectories(lengths),
+    row_length=given['token_budget'],
+    row_multiple=hosts,
+    row_buckets=(3,),
+  )
+  # One deal for all hosts: none has rows, or steps, that another lacks.
+  shares = np.split(batch.segment_ids, hosts, axis=1)
+  agreed = cases['DYN-01']['expected']['agreed']
+  assert {share.shape for share in shares} == {(1, agreed, 8)}
+  assert np.count_nonzero(batch.segment_ids) == sum(lengths)
+  assert not batch.action_mask[batch.segment_ids == 0].any()

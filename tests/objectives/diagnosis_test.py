@@ -135,10 +135,15 @@ def test_ratios_that_are_not_finite_are_counted_and_left_out(
   objective = make_jitted('spopp', correction='sequence')
   want, _ = _compute(objective, batch, proximal)
   assert want['log_ratio_nonfinite'] == 0
+  gaps = np.abs(np.concatenate(_log_ratios(episodes)))
+  np.testing.assert_allclose(want['log_ratio_abs_mean'], gaps.mean(), rtol=1e-4)
   row, column = np.argwhere(batch.action_mask)[0]
   proximal[row, column] = -np.inf
   got, _ = _compute(objective, batch, proximal)
   assert got['log_ratio_nonfinite'] == 1
+  np.testing.assert_allclose(
+    got['log_ratio_abs_mean'], gaps[1:].mean(), rtol=1e-4
+  )
   kept = np.exp([steps.sum() for steps in _log_ratios(episodes)[1:]])
   np.testing.assert_allclose(
     got['weight_sequence_mean'], kept.mean(), rtol=1e-4

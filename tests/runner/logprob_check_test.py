@@ -72,3 +72,23 @@ def test_values_that_are_no_numbers_are_refused(value):
   values[5] = value
   with pytest.raises(logprob_check.LogprobMismatch):
     check(values)
+
+
+def test_async13_the_alarm_sounds_at_a_jump(cases):
+  case = cases['ASYNC-13']
+  gaps = case['input']['mean_abs_logprob_gap_per_step']
+  alarm = logprob_check.GapAlarm()
+  reasons = [alarm.check(value) for value in gaps]
+  first = next(i for i, reason in enumerate(reasons, start=1) if reason)
+  assert first == case['expected']['first_alarm_step']
+  assert '0.201 nats a token, so far by 0.014' in reasons[first - 1]
+  # It goes on where a checkpoint was.
+  resumed = logprob_check.GapAlarm(gaps[:2])
+  assert [resumed.check(value) for value in gaps[2:]] == reasons[2:]
+
+
+def test_a_slow_rise_and_small_gaps_are_no_alarm():
+  alarm = logprob_check.GapAlarm()
+  assert not any(map(alarm.check, [1e-6, 0.049, 0.01, 0.02, 0.04, 0.05, 0.1]))
+  assert not logprob_check.GapAlarm().check(9.0)  # nothing to compare it with
+  assert logprob_check.GapAlarm([0.001]).check(0.051)

@@ -77,8 +77,7 @@ def scene(seed):
     evidence_from='consumed'
     if in_order and crosses
     else rng.choice(['received', 'received', 'consumed']),
-    # A scheduled rollout has no substitute.
-    attempts=1000 if policy == 'scheduled' else rng.choice([4, 8]),
+    attempts=rng.choice([4, 8]),
     steps=rng.randint(12, 25),
     update_s=rng.choice([0.0, 0.5, 3.0]),
     seed=seed,
@@ -217,8 +216,8 @@ def check_refilled(record):
     if setting.staleness == 'drain':
       assert room < size, (step.step, len(step.in_flight))
       continue
-    # Refills of less than a 128th part wait for each other.
-    full = room < max(size, setting.in_flight // 128)
+    # Refills of less than a 256th part wait for each other.
+    full = room < max(size, setting.in_flight // 256)
     admitted = (setting.max_lag + 1) * setting.batch_size // size
     opened = len({batcher.group_of(ticket) for ticket in step.in_flight})
     assert (

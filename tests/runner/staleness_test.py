@@ -273,6 +273,34 @@ def test_scheduled_waits_for_the_flight_and_takes_the_groups_of_the_step():
   assert choose(policy, world, 1) == ids[2:]
 
 
+def test_scheduled_replaces_a_group_that_is_lost():
+  # ASYNC-03: a batch is never short, nor learned from twice.
+  world, policy = World(group_size=2), make('scheduled', 1, group_size=2)
+  world.batcher = batcher_lib.Batcher(
+    scripted_sampler.Sampler(outcome=lambda _: outcomes.pop(0)),
+    scripted_sampler.SAMPLING,
+    budget=retries.RetryBudget(1),
+    keep_truncated=True,
+    rollout_timeout_s=1.0,
+  )
+  world.batcher.publish({}, 0)
+  failed, ok = types.Status.ENV_ERROR, types.Status.OK
+  outcomes = [failed, failed] + [ok] * 3
+  assert world.dispatch(policy, 0, 0) == 4  # a group of step 0 and of step 1
+  while world.batcher.num_in_flight:
+    world.batcher.wait()
+  assert choose(policy, world, 0, 0) is None
+  outcomes += [failed, ok, ok]
+  assert world.dispatch(policy, 0, 0) == 2
+  while world.batcher.num_in_flight:
+    world.batcher.wait()
+  (group,) = choose(policy, world, 0, 0)
+  assert world.dispatch(policy, 0, 0) == 0
+  taken = world.batcher.take([group])
+  assert {item.ticket.step for item in taken} == {0}
+  assert choose(policy, world, 1, 0) is not None
+
+
 def test_the_plan_of_scheduled_outlives_a_run():
   world, policy = World(), make('scheduled', 3, batch=4)
   policy.tickets(Clock(0, 0), world.dispatcher, world.batcher)
