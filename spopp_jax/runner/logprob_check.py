@@ -110,7 +110,9 @@ class GapAlarm:
 
     Too much is above both .05 nats and 5 times the median of earlier steps.
     """
-    usual = statistics.median(self.earlier) if self.earlier else math.inf
+    # The first step has no lag and no gap: it alone says nothing of the next.
+    enough = len(self.earlier) > 1
+    usual = statistics.median(self.earlier) if enough else math.inf
     self.earlier.append(mean_gap)
     if not mean_gap > max(_ALARM_GAP, _ALARM_FACTOR * usual):
       return ''

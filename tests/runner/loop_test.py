@@ -199,6 +199,27 @@ def test_gradients_that_are_not_finite_stop_the_run_after_saving(load):
   assert int(saved.arrays['state'].updates) == 2
 
 
+def test_a_sampler_that_suddenly_differs_is_noticed(load, caplog):
+  def shift(t):
+    wrong = t.behaviour_logprobs - np.float32(2) * t.action_mask
+    late = t.request_id.startswith('train-') and t.policy_version >= 2
+    return dataclasses.replace(t, behaviour_logprobs=wrong) if late else t
+
+  config = load('run.steps=6', 'learner.stop_on_gap=True')
+  with pytest.raises(training.TrainingStopped) as caught:
+    tiny_world.run(config, lambda inner: tiny_world.Watched(inner, shift))
+  # Version 2 is first learned from in step 3.
+  assert 'step 3: sampler and learner differ by' in str(caught.value)
+  assert str(caught.value) in caplog.text
+  records = metrics.read_metrics(tiny_world.directory(config))
+  gaps = [record['log_ratio_abs_mean'] for record in records]
+  assert len(gaps) == 4
+  assert max(gaps[:3]) < 0.3 < 1.5 < gaps[3]
+  saved = tiny_world.checkpoint(config)
+  assert saved.step == 4
+  assert saved.extra['gaps'] == pytest.approx(gaps)
+
+
 def test_a_step_without_a_usable_rollout_stops_the_run(load):
   def fail(t):
     if t.request_id.startswith('train-'):
