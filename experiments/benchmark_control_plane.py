@@ -23,7 +23,13 @@ import option_types
 import simulated_service
 
 from spopp_jax import types
-from spopp_jax.runner import batcher, dispatch, flow, staleness
+from spopp_jax.runner import (
+  batcher,
+  dispatch,
+  flow,
+  staleness,
+  staleness_base,
+)
 from spopp_jax.sampler import client, lifeline, pool, retries
 from spopp_jax.tracker import event_time
 
@@ -134,7 +140,7 @@ def _measure(
     recovery_timeout_s=_DEADLINE_S,
   )
   samplers.start(_DEADLINE_S)
-  sizes = staleness.Flow(
+  sizes = staleness_base.Flow(
     batch=arguments.batch,
     in_flight=arguments.in_flight,
     group_size=1,

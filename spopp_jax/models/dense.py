@@ -1,10 +1,13 @@
-"""Qwen3-style dense decoder: q/k norm, grouped queries, rotary, SwiGLU.
+"""Dense decoders, Qwen3 and Llama: grouped queries, rotary, SwiGLU.
+
+Qwen3 normalizes queries and keys, Llama does not; SmolLM2 is a Llama.
 
 Parameter paths equal the Hugging Face names (`model.layers.0.self_attn.
 q_proj.weight`), so saving and loading safetensors is a rename.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -30,6 +33,8 @@ class DecoderConfig:
     rope_theta: base of the rotary frequencies.
     rms_norm_eps: epsilon inside the root of every RMSNorm.
     tie_word_embeddings: the output matrix is the embedding.
+    qk_norm: queries and keys are normalized a head (Qwen3), or not (Llama).
+    rope_scaling: of Llama 3; None is none.
   """
 
   vocab_size: int
@@ -42,10 +47,14 @@ class DecoderConfig:
   rope_theta: float = 10_000.0
   rms_norm_eps: float = 1e-6
   tie_word_embeddings: bool = True
+  qk_norm: bool = True
+  rope_scaling: layers.RopeScaling | None = None
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
+      if field.name == 'rope_scaling':
+        continue
       allowed: tuple[Any, ...] = (
         (int, float) if field.type is float else (field.type,)
       )
@@ -61,6 +70,18 @@ class DecoderConfig:
       )
     if self.head_dim % 2:
       raise ValueError(f'head_dim ({self.head_dim}) must be even')
+
+
+def config_from(values: Mapping[str, Any]) -> DecoderConfig:
+  """Returns the sizes that `dataclasses.asdict` gave, also after JSON.
+
+  Raises:
+    TypeError, ValueError: they are no sizes of a decoder.
+  """
+  scaling = values.get('rope_scaling')
+  if scaling is not None:
+    values = {**values, 'rope_scaling': layers.RopeScaling(**scaling)}
+  return DecoderConfig(**values)
 
 
 class KVCache(NamedTuple):
@@ -87,8 +108,9 @@ class Attention(nnx.Module):
       rngs=rngs,
       scale=(2 * c.num_hidden_layers) ** -0.5,
     )
-    self.q_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
-    self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
+    if c.qk_norm:
+      self.q_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
+      self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
 
   def __call__(
     self,
@@ -112,11 +134,16 @@ class Attention(nnx.Module):
     c = self.config
     batch, length, _ = hidden.shape
     split = lambda x: x.reshape(batch, length, -1, c.head_dim)
-    queries = self.q_norm(split(self.q_proj(hidden)))
-    keys = self.k_norm(split(self.k_proj(hidden)))
+    queries = split(self.q_proj(hidden))
+    keys = split(self.k_proj(hidden))
     values = split(self.v_proj(hidden))
-    queries = layers.rotary(queries, positions, c.rope_theta)
-    keys = layers.rotary(keys, positions, c.rope_theta)
+    if c.qk_norm:
+      queries, keys = self.q_norm(queries), self.k_norm(keys)
+    frequencies = layers.rotary_frequencies(
+      c.head_dim, c.rope_theta, c.rope_scaling
+    )
+    queries = layers.rotary(queries, positions, frequencies)
+    keys = layers.rotary(keys, positions, frequencies)
     if cache is not None:
       rows = jnp.arange(batch)[:, None]
       cache = KVCache(

@@ -1,10 +1,12 @@
 """Layers that the decoders share; weights have Hugging Face's layout."""
 
+import dataclasses
 import math
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 
@@ -71,21 +73,76 @@ class RMSNorm(nnx.Module):
     return (x * weight).astype(inputs.dtype)
 
 
-def rotary(inputs: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """How Llama 3 stretches the rotary frequencies to longer contexts.
+
+  A frequency whose wavelength is above L / low is divided by the factor, one
+  below L / high stays, L being the context trained on first; in between the two
+  are blended.
+
+  Attributes:
+    factor: > 1.
+    low_freq_factor: low.
+    high_freq_factor: high, above low.
+    original_max_position_embeddings: L, in tokens.
+  """
+
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_position_embeddings: int
+
+  def __post_init__(self):
+    values = dataclasses.asdict(self)
+    for name, value in values.items():
+      if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f'rope_scaling.{name} ({value!r}) must be positive')
+    if self.high_freq_factor <= self.low_freq_factor:
+      raise ValueError(
+        f'rope_scaling.high_freq_factor ({self.high_freq_factor}) must be '
+        f'above low_freq_factor ({self.low_freq_factor})'
+      )
+
+
+def rotary_frequencies(
+  head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> np.ndarray:
+  """Returns theta^(-2i/D), scaled if asked: [D/2] float32, radians a position.
+
+  Args:
+    head_dim: D, even.
+    theta: base.
+    scaling: of Llama 3.
+  """
+  half = head_dim // 2
+  frequencies = theta ** (-np.arange(half, dtype=np.float64) / half)
+  if scaling is not None:
+    s = scaling
+    turns = s.original_max_position_embeddings * frequencies / (2 * np.pi)
+    kept = (turns - s.low_freq_factor) / (
+      s.high_freq_factor - s.low_freq_factor
+    )
+    kept = np.clip(kept, 0, 1)
+    frequencies = frequencies * (kept + (1 - kept) / s.factor)
+  return frequencies.astype(np.float32)
+
+
+def rotary(
+  inputs: jax.Array, positions: jax.Array, frequencies: np.ndarray
+) -> jax.Array:
   """Rotates head vectors by their positions (half-split pairing).
 
   Args:
     inputs: [B, S, H, D] float; D even.
     positions: [B, S] int32.
-    theta: base of the frequencies theta^(-2i/D).
+    frequencies: [D/2] float32, radians a position.
 
   Returns:
     [B, S, H, D] in the dtype of `inputs`.
   """
   chex.assert_rank([inputs, positions], [4, 2])
-  half = inputs.shape[-1] // 2
-  frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle = positions[:, :, None, None] * frequency[None, None, None, :]
+  angle = positions[:, :, None, None] * frequencies[None, None, None, :]
   cos, sin = jnp.cos(angle), jnp.sin(angle)
   first, second = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate(

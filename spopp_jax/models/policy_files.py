@@ -1,19 +1,13 @@
 """A policy as a directory: config.json, model.safetensors, tokenizer.json."""
 
-import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-from spopp_jax.models import dense, parameters
+from spopp_jax.models import config_files, dense, parameters, tensor_files
 from spopp_jax.models import tokenizer as tokenizer_lib
-
-_MODEL_TYPE = 'qwen3'
 
 
 class PolicyError(ValueError):
@@ -32,13 +26,10 @@ def save(directory: str | pathlib.Path, policy: Policy) -> None:
   """Writes the three files; the directory is created."""
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  config = {'model_type': _MODEL_TYPE, **dataclasses.asdict(policy.config)}
-  (directory / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+  config = json.dumps(config_files.to_fields(policy.config), indent=2)
+  (directory / 'config.json').write_text(config + '\n')
   policy.tokenizer.save(directory / 'tokenizer.json')
-  arrays: Mapping[str, np.ndarray] = {
-    name: np.ascontiguousarray(value) for name, value in policy.params.items()
-  }
-  safetensors.numpy.save_file(dict(arrays), directory / 'model.safetensors')
+  tensor_files.write(directory, policy.params)
 
 
 def load(directory: str | pathlib.Path) -> Policy:
@@ -54,7 +45,10 @@ def load(directory: str | pathlib.Path) -> Policy:
       'model.safetensors and tokenizer.json (experiments/cold_start.py makes '
       'one)'
     )
-  config = _read_config(directory / 'config.json')
+  try:
+    config = config_files.read(directory / 'config.json')
+  except ValueError as error:
+    raise PolicyError(str(error)) from error
   try:
     tokenizer = tokenizer_lib.WordTokenizer.load(directory / 'tokenizer.json')
   except ValueError as error:
@@ -64,28 +58,24 @@ def load(directory: str | pathlib.Path) -> Policy:
       f'{directory}: the tokenizer has {tokenizer.vocab_size} ids, the model '
       f'only {config.vocab_size}'
     )
-  path = directory / 'model.safetensors'
   try:
-    params = safetensors.numpy.load_file(path)
-  except (OSError, safetensors.SafetensorError) as error:
-    raise PolicyError(f'cannot read the parameters {path}: {error}') from error
-  try:
-    parameters.check(config, params)
+    params = tensor_files.read(directory)
+    parameters.check(config, _without_tied(config, params))
   except ValueError as error:
-    raise PolicyError(f'{path}: {error}') from error
+    raise PolicyError(f'{directory}: {error}') from error
   return Policy(config, params, tokenizer)
 
 
-def _read_config(path: pathlib.Path) -> dense.DecoderConfig:
-  try:
-    fields = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError) as error:
-    raise PolicyError(f'cannot read the model sizes {path}: {error}') from error
-  if (
-    not isinstance(fields, dict) or fields.pop('model_type', '') != _MODEL_TYPE
-  ):
-    raise PolicyError(f'{path}: model_type must be {_MODEL_TYPE!r}')
-  try:
-    return dense.DecoderConfig(**fields)
-  except (TypeError, ValueError) as error:
-    raise PolicyError(f'{path}: {error}') from error
+def _without_tied(
+  config: dense.DecoderConfig, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Removes an output matrix that repeats the embedding it is tied to."""
+  if config.tie_word_embeddings and 'lm_head.weight' in params:
+    embedding = params.get('model.embed_tokens.weight', np.zeros(0))
+    if not np.array_equal(params['lm_head.weight'], embedding):
+      raise ValueError(
+        'lm_head.weight differs from model.embed_tokens.weight, and '
+        'tie_word_embeddings says that they are one'
+      )
+    del params['lm_head.weight']
+  return params

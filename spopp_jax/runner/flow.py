@@ -13,7 +13,7 @@ import numpy as np
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
-from spopp_jax.runner import staleness as staleness_lib
+from spopp_jax.runner import staleness_base as staleness_lib
 from spopp_jax.runner import stored
 from spopp_jax.tracker import base as tracker
 

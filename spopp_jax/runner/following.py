@@ -29,7 +29,7 @@ def follow(config: ml_collections.ConfigDict, lead: hosts.Follower) -> int:
   for kind, values, arrays in lead.commands():
     if kind == 'begin':
       learner = training.make_learner(
-        config, dense.DecoderConfig(**values), announce=update.silent
+        config, dense.config_from(values), announce=update.silent
       )
       continue
     if learner is None:

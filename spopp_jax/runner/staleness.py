@@ -9,7 +9,7 @@ happens to the rest when a version is published.
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -17,115 +17,11 @@ import numpy as np
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import dispatch as dispatch_lib
+from spopp_jax.runner import staleness_base as base
 
 # The flight is refilled when this part of it has room.
 _PARTS = 256
 POLICIES = ('drain', 'bounded', 'interruptible', 'scheduled')
-
-
-class Clock(NamedTuple):
-  """Where the learner and the samplers stand.
-
-  Attributes:
-    step: updates done when the next batch is consumed.
-    version: the published version.
-  """
-
-  step: int
-  version: int
-
-
-class Staleness(Protocol):
-  """One policy.
-
-  Attributes:
-    publishes_first: a version is published before the update of the step, so
-      that the samplers generate meanwhile.
-    interrupts: open episodes go on under a version published meanwhile.
-    refills: requests are dispatched whenever there is room, not once a step.
-    drops_rest: once a step has its batch, the rest of the flight is drained
-      and trains nothing.
-  """
-
-  publishes_first: bool
-  interrupts: bool
-  refills: bool
-  drops_rest: bool
-
-  def tickets(
-    self,
-    clock: Clock,
-    dispatcher: dispatch_lib.Dispatcher,
-    batcher: batcher_lib.Batcher,
-  ) -> list[types.Ticket]:
-    """Returns what is to be dispatched now: admission control."""
-
-  def choose(
-    self, clock: Clock, batcher: batcher_lib.Batcher
-  ) -> list[batcher_lib.Group] | None:
-    """Returns the groups of the step's batch; None while it is not ready."""
-
-  def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
-    """Returns the policy event that an outcome is filed under."""
-
-  def state_dict(self) -> dict[str, Any]:
-    """Returns a JSON-able state."""
-
-  def load_state_dict(self, state: dict[str, Any]) -> None:
-    """Restores what `state_dict` returned."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Flow:
-  """Sizes that every policy needs.
-
-  Attributes:
-    batch: groups a step.
-    in_flight: requests in flight at once.
-    group_size: requests a group.
-    num_tasks: prompts.
-    per_prompt: groups of one prompt in flight at most.
-    in_order: batches are the oldest dispatched groups, not the first finished.
-  """
-
-  batch: int
-  in_flight: int
-  group_size: int
-  num_tasks: int
-  per_prompt: int
-  in_order: bool
-
-  def first(
-    self, batcher: batcher_lib.Batcher
-  ) -> list[batcher_lib.Group] | None:
-    """Returns the groups of a batch, or None while they are not there."""
-    if not self.in_order:
-      ready = list(batcher.finished)[: self.batch]
-      return ready if len(ready) == self.batch else None
-    oldest = sorted([*batcher.finished, *batcher.open])[: self.batch]
-    if len(oldest) < self.batch or not batcher.finished.keys() >= {*oldest}:
-      return None
-    return oldest
-
-  def dispatch(
-    self,
-    requests: int,
-    clock: Clock,
-    dispatcher: dispatch_lib.Dispatcher,
-    batcher: batcher_lib.Batcher,
-  ) -> list[types.Ticket]:
-    """Dispatches so many requests, as far as prompts are free."""
-    busy = batcher.busy
-    free = self.num_tasks * self.per_prompt - len(batcher.open)
-    groups = min(requests // self.group_size, free)
-    if groups <= 0:
-      return []
-    return dispatcher.dispatch(
-      groups * self.group_size,
-      policy_version=clock.version,
-      step=clock.step,
-      busy=busy,
-    )
 
 
 class _Stateless:
@@ -147,13 +43,13 @@ class Drain(_Stateless):
   interrupts = refills = False
   drops_rest = True
 
-  def __init__(self, flow: Flow, *, max_lag: int):
+  def __init__(self, flow: base.Flow, *, max_lag: int):
     self.publishes_first = max_lag > 0
     self._flow = flow
 
   def tickets(
     self,
-    clock: Clock,
+    clock: base.Clock,
     dispatcher: dispatch_lib.Dispatcher,
     batcher: batcher_lib.Batcher,
   ) -> list[types.Ticket]:
@@ -167,7 +63,7 @@ class Drain(_Stateless):
     return self._flow.dispatch(wanted, clock, dispatcher, batcher)
 
   def choose(
-    self, clock: Clock, batcher: batcher_lib.Batcher
+    self, clock: base.Clock, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group] | None:
     """Takes the first groups to finish."""
     del clock
@@ -192,7 +88,7 @@ class Bounded(_Stateless):
 
   publishes_first = interrupts = drops_rest = False
 
-  def __init__(self, flow: Flow, *, max_lag: int, discards: bool):
+  def __init__(self, flow: base.Flow, *, max_lag: int, discards: bool):
     self._flow = flow
     self._max_lag = max_lag
     self._discards = discards
@@ -201,7 +97,7 @@ class Bounded(_Stateless):
 
   def tickets(
     self,
-    clock: Clock,
+    clock: base.Clock,
     dispatcher: dispatch_lib.Dispatcher,
     batcher: batcher_lib.Batcher,
   ) -> list[types.Ticket]:
@@ -217,7 +113,7 @@ class Bounded(_Stateless):
     return self._flow.dispatch(room, clock, dispatcher, batcher)
 
   def choose(
-    self, clock: Clock, batcher: batcher_lib.Batcher
+    self, clock: base.Clock, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group] | None:
     """Takes the oldest versions first, among them the first finished."""
     last = clock.step - self._max_lag  # the oldest version allowed
@@ -293,7 +189,7 @@ class Scheduled:
   publishes_first = True
   interrupts = refills = drops_rest = False
 
-  def __init__(self, flow: Flow, *, max_lag: int, seed: int):
+  def __init__(self, flow: base.Flow, *, max_lag: int, seed: int):
     self._flow = flow
     self._max_lag = max_lag
     self._seed = seed
@@ -302,7 +198,7 @@ class Scheduled:
 
   def tickets(
     self,
-    clock: Clock,
+    clock: base.Clock,
     dispatcher: dispatch_lib.Dispatcher,
     batcher: batcher_lib.Batcher,
   ) -> list[types.Ticket]:
@@ -318,7 +214,7 @@ class Scheduled:
     return dispatcher.freeze(now)
 
   def _plan(
-    self, step: int, clock: Clock, dispatcher: dispatch_lib.Dispatcher
+    self, step: int, clock: base.Clock, dispatcher: dispatch_lib.Dispatcher
   ) -> None:
     tickets = dispatcher.dispatch(
       self._flow.batch * self._flow.group_size,
@@ -334,7 +230,7 @@ class Scheduled:
 
   def _replace(
     self,
-    clock: Clock,
+    clock: base.Clock,
     dispatcher: dispatch_lib.Dispatcher,
     batcher: batcher_lib.Batcher,
   ) -> None:
@@ -353,7 +249,7 @@ class Scheduled:
     )
 
   def choose(
-    self, clock: Clock, batcher: batcher_lib.Batcher
+    self, clock: base.Clock, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group] | None:
     """Takes the step's own groups, once nothing is in flight."""
     groups = self._of_step(clock.step, batcher)
@@ -384,7 +280,7 @@ class Scheduled:
     self._next_step = state['next_step']
 
 
-def make(config: ml_collections.ConfigDict, group_size: int) -> Staleness:
+def make(config: ml_collections.ConfigDict, group_size: int) -> base.Staleness:
   """Returns the policy that a configuration names.
 
   Args:
@@ -392,7 +288,7 @@ def make(config: ml_collections.ConfigDict, group_size: int) -> Staleness:
     group_size: requests a prompt and dispatch.
   """
   settings = config.dispatch
-  flow = Flow(
+  flow = base.Flow(
     batch=settings.batch_size // group_size,
     in_flight=settings.in_flight,
     group_size=group_size,

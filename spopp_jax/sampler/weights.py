@@ -6,20 +6,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple
 
-import ml_dtypes
 import numpy as np
-import safetensors
-import safetensors.numpy
 
+from spopp_jax.models import tensor_files
 from spopp_jax.sampler import errors
-
-_DTYPES = {
-  'BF16': np.dtype(ml_dtypes.bfloat16),
-  'F16': np.dtype('<f2'),
-  'F32': np.dtype('<f4'),
-  'F64': np.dtype('<f8'),
-  'I32': np.dtype('<i4'),
-}
 
 
 class Snapshot(NamedTuple):
@@ -78,16 +68,7 @@ def to_bytes(params: Mapping[str, np.ndarray]) -> bytes:
   """
   if not params:
     raise ValueError('params is empty; a snapshot needs at least one array')
-  for name, array in params.items():
-    if array.dtype not in _DTYPES.values():
-      allowed = ', '.join(str(dtype) for dtype in _DTYPES.values())
-      raise ValueError(f'{name} has dtype {array.dtype}; allowed: {allowed}')
-  # The serializer reads raw memory, so strided views must be copied first.
-  arrays = {
-    name: np.ascontiguousarray(params[name]).reshape(np.shape(params[name]))
-    for name in sorted(params)
-  }
-  return safetensors.numpy.save(arrays)
+  return tensor_files.encode(params)
 
 
 def from_bytes(data: bytes) -> dict[str, np.ndarray]:
@@ -104,21 +85,9 @@ def from_bytes(data: bytes) -> dict[str, np.ndarray]:
       that `to_bytes` does not write.
   """
   try:
-    # safetensors.numpy.load knows no bfloat16.
-    return {
-      name: np.frombuffer(tensor['data'], _DTYPES[tensor['dtype']]).reshape(
-        tensor['shape']
-      )
-      for name, tensor in safetensors.deserialize(data)
-    }
-  except KeyError as error:
-    raise errors.PublicationError(
-      f'the snapshot has an array of type {error}; allowed: {list(_DTYPES)}'
-    ) from error
-  except safetensors.SafetensorError as error:
-    raise errors.PublicationError(
-      f'{len(data)} bytes are no safetensors file ({error}); publish again'
-    ) from error
+    return tensor_files.decode(data)
+  except ValueError as error:
+    raise errors.PublicationError(f'{error}; publish again') from error
 
 
 def checksum(data: bytes) -> str:

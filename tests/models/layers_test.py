@@ -10,7 +10,11 @@ from spopp_jax.models import layers
 def test_rotary_by_hand():
   # Half-split pairing: (x0, x2) turn by p, (x1, x3) by p * 4^(-2/4) = p / 2.
   x = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
-  got = layers.rotary(x.reshape(1, 1, 1, 4), np.array([[3]], np.int32), 4.0)
+  got = layers.rotary(
+    x.reshape(1, 1, 1, 4),
+    np.array([[3]], np.int32),
+    layers.rotary_frequencies(4, 4.0),
+  )
   expected = [
     1 * np.cos(3) - 3 * np.sin(3),
     2 * np.cos(1.5) - 4 * np.sin(1.5),
@@ -20,9 +24,41 @@ def test_rotary_by_hand():
   np.testing.assert_allclose(got[0, 0, 0], expected, rtol=1e-5)
 
 
+def test_scaled_frequencies_by_hand():
+  # L = 16 turns f L / 2 pi times; above 4 turns kept, below 1 divided by 8.
+  scaling = layers.RopeScaling(8.0, 1.0, 4.0, 16)
+  plain = layers.rotary_frequencies(8, 256.0)
+  np.testing.assert_allclose(plain, [1, 1 / 4, 1 / 16, 1 / 64], rtol=1e-6)
+  turns = 16 / (2 * np.pi)  # 2.546 of the first, .637 of the second
+  kept = (turns - 1) / 3
+  expected = [kept + (1 - kept) / 8, 1 / 32, 1 / 128, 1 / 512]
+  np.testing.assert_allclose(
+    layers.rotary_frequencies(8, 256.0, scaling), expected, rtol=1e-6
+  )
+  longer = layers.RopeScaling(8.0, 1.0, 4.0, 64)  # 10.2, 2.5, .6, .2 turns
+  got = layers.rotary_frequencies(8, 256.0, longer)
+  np.testing.assert_allclose(got[[0, 2, 3]], [1, 1 / 128, 1 / 512], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'values, words',
+  [
+    ((0.0, 1.0, 4.0, 16), 'factor'),
+    ((8.0, 4.0, 4.0, 16), 'high_freq_factor'),
+    ((8.0, 1.0, 4.0, '16'), 'original_max_position_embeddings'),
+    ((8.0, float('nan'), 4.0, 16), 'low_freq_factor'),
+  ],
+)
+def test_a_scaling_that_is_none_is_refused(values, words):
+  with pytest.raises(ValueError, match=words):
+    layers.RopeScaling(*values)
+
+
 def test_rotary_at_zero_is_the_identity():
   x = np.random.default_rng(0).normal(size=(1, 3, 2, 6)).astype(np.float32)
-  got = layers.rotary(x, np.zeros((1, 3), np.int32), 10_000.0)
+  got = layers.rotary(
+    x, np.zeros((1, 3), np.int32), layers.rotary_frequencies(6, 10_000.0)
+  )
   np.testing.assert_array_equal(got, x)
 
 
@@ -31,7 +67,9 @@ def test_rotary_products_depend_on_the_distance_alone():
   query, key = rng.normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
 
   def product(at_query, at_key):
-    turn = lambda x, at: layers.rotary(x, np.array([[at]], np.int32), 100.0)
+    turn = lambda x, at: layers.rotary(
+      x, np.array([[at]], np.int32), layers.rotary_frequencies(8, 100.0)
+    )
     return float((turn(query, at_query) * turn(key, at_key)).sum())
 
   np.testing.assert_allclose(product(9, 4), product(105, 100), rtol=1e-4)
@@ -42,7 +80,9 @@ def test_rotary_products_depend_on_the_distance_alone():
 def test_rotary_keeps_the_dtype_and_computes_in_float32():
   x = jnp.ones((1, 1, 1, 2), jnp.bfloat16)
   # In bfloat16 position 1001 would round to 1000.
-  got = layers.rotary(x, np.array([[1001]], np.int32), 10.0)
+  got = layers.rotary(
+    x, np.array([[1001]], np.int32), layers.rotary_frequencies(2, 10.0)
+  )
   assert got.dtype == jnp.bfloat16
   expected = np.cos(1001.0) - np.sin(1001.0)
   np.testing.assert_allclose(np.float32(got[0, 0, 0, 0]), expected, atol=1e-2)

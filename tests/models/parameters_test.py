@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from spopp_jax.models import dense, parameters
+from spopp_jax.models import dense, layers, parameters
 
 CONFIG = dense.DecoderConfig(
   vocab_size=11,
@@ -139,6 +139,8 @@ def test_the_fingerprint_changes_with_every_size():
     'rope_theta': 1e6,
     'rms_norm_eps': 1e-5,
     'tie_word_embeddings': False,
+    'qk_norm': False,
+    'rope_scaling': layers.RopeScaling(8.0, 1.0, 4.0, 16),
   }
   assert changes.keys() == {f.name for f in dataclasses.fields(CONFIG)}
   configs = [

@@ -7,11 +7,11 @@ import scripted_sampler
 
 from spopp_jax import types
 from spopp_jax.runner import batcher as batcher_lib
-from spopp_jax.runner import dispatch, staleness
+from spopp_jax.runner import dispatch, staleness, staleness_base
 from spopp_jax.sampler import retries
 from spopp_jax.tracker import event_time
 
-Clock = staleness.Clock
+Clock = staleness_base.Clock
 TASKS = [f'task-{i}' for i in range(20)]
 
 
