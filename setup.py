@@ -40,7 +40,9 @@ setuptools.setup(
     'tqdm>=4.66',
   ],
   extras_require={
+    'gguf': ['gguf>=0.17'],
     'test': [
+      'gguf>=0.17',
       'grpcio-tools>=1.85.1,<2',
       'hypothesis>=6.100',
       'mypy>=1.15',

@@ -48,6 +48,7 @@ ONLY_IN = {
   'grpc': ('sampler/',),
   'grpc_health': ('sampler/',),
   'orbax': ('learner/checkpoint.py',),
+  'gguf': ('models/gguf_files.py',),
   'transformers': ('models/hf_weights.py', 'models/tokenizer.py'),
   'tensorflow_datasets': ('envs/',),
   'matplotlib': ('evaluation/plots.py',),
