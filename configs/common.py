@@ -138,7 +138,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.dispatch = config_dict.create(
     # Trajectories a learner step.
     batch_size=96,
-    # Rollouts in flight at once; more than batch_size over-dispatches.
+    # Rollouts in flight at once; more than batch_size over-dispatches. What
+    # staleness scheduled dispatches follows from the batches alone.
     in_flight=96,
     # Groups of one prompt in flight at once; the published recipe has 1.
     per_prompt=1,

@@ -9,7 +9,8 @@
 A learner of several hosts is started by the same command on each of them, with
 hosts.count, hosts.coordinator (an address of host 0) and its own hosts.index.
 
-On SIGTERM it saves a checkpoint, says how to continue and ends with code 0.
+On SIGTERM, SIGHUP and Ctrl-C it saves a checkpoint, says how to continue and
+ends with code 0; a second one ends it at once.
 
 `--help` lists every setting. A run writes config.json, policy/ (the start),
 trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
@@ -23,6 +24,7 @@ import pathlib
 import signal
 import sys
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -34,12 +36,14 @@ from spopp_jax.runner import (
   experiment,
   following,
   hosts,
+  meeting,
   metrics,
   preemption,
   transcript,
 )
 
 _SAMPLES = 3
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> None:
@@ -60,6 +64,10 @@ def main(argv: list[str]) -> None:
     return
   except hosts.HostLost as error:
     hosts.exit_alone(f'train.py: error: {error}')
+  except jax.errors.JaxRuntimeError as error:
+    if settings.hosts.count == 1:
+      raise
+    hosts.exit_alone(f'train.py: error: {hosts.failed_computation(error)}')
   except experiment.EXPECTED_ERRORS as error:
     sys.exit(f'train.py: error: {error}')
   except KeyboardInterrupt:
@@ -80,12 +88,12 @@ def main(argv: list[str]) -> None:
 def run(settings: ml_collections.ConfigDict) -> experiment.Result | None:
   """Runs this host's part; None at a host that does not lead."""
   stop = preemption.StopRequest()
-  link = hosts.start(settings)
+  link = meeting.start(settings)
   if not isinstance(link, hosts.Follower):
-    stop.listen(signal.SIGTERM)
+    stop.listen(*_SIGNALS)
     with link.leading(stop) if link else contextlib.nullcontext():
       return experiment.run(settings, stop=stop, lead=link)
-  stop.listen(signal.SIGTERM, on_signal=link.ask_to_stop)
+  stop.listen(*_SIGNALS, on_signal=link.ask_to_stop)
   try:
     updates = following.follow(settings, link)
   finally:

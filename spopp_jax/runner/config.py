@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import os
 import pathlib
 import re
 import sys
@@ -34,10 +35,22 @@ _RIGHT_FORM = {
 }
 
 ConfigError = config_rules.ConfigError
+# What a configuration file with a mistake may raise.
+_FAULTS = (
+  ArithmeticError,
+  AttributeError,
+  ImportError,
+  LookupError,
+  NameError,
+  SyntaxError,
+  TypeError,
+  ValueError,
+)
 
 
 def load_config(
-  path: str, overrides: Sequence[str] = ()
+  path: str | os.PathLike[str],
+  overrides: Sequence[str] | Mapping[str, Any] = (),
 ) -> ml_collections.ConfigDict:
   """Returns the validated configuration that a command line would give.
 
@@ -45,7 +58,8 @@ def load_config(
     path: a configuration file, or `FILE:arg` to pass `arg` to its
       `get_config`.
     overrides: `name=value` by dotted name, as in `objective.name=spo`; the
-      command line's own form `--config.objective.name=spo` is taken too.
+      command line's own form `--config.objective.name=spo` is taken too. Or
+      values by name.
 
   Returns:
     A locked configuration with the leaves and types of configs/common.py.
@@ -54,7 +68,17 @@ def load_config(
     ConfigError: no such file, an unknown name (the nearest one is given), a
       value of the wrong type, or settings that exclude each other.
   """
-  return _load(path, [_as_flag(text) for text in overrides], None)
+  if isinstance(overrides, Mapping):
+    overrides = [f'{name}={value}' for name, value in overrides.items()]
+  if isinstance(overrides, str) or not all(
+    isinstance(text, str) for text in overrides
+  ):
+    raise ConfigError(
+      f"overrides ({overrides!r}) must be a list such as ['run.steps=3'], or "
+      "a dict such as {'run.steps': 3}"
+    )
+  flag_texts = [_as_flag(text) for text in overrides]
+  return _load(os.fspath(path), flag_texts, None)
 
 
 def parse_command_line(
@@ -166,8 +190,8 @@ def _call_get_config(path: str) -> ml_collections.ConfigDict:
     try:
       spec.loader.exec_module(module)
       config = module.get_config(*([arg] if arg else []))
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
-      raise ConfigError(f'{file}: {error}') from error
+    except _FAULTS as error:
+      raise ConfigError(f'{file}: {type(error).__name__}: {error}') from error
   if not isinstance(config, ml_collections.ConfigDict):
     raise ConfigError(
       f'get_config of {file} must return a ConfigDict, got '

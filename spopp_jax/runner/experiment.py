@@ -23,6 +23,7 @@ from spopp_jax.runner import (
   hosts,
   logprob_check,
   loop,
+  meeting,
   metrics,
   preemption,
   run_directory,
@@ -48,7 +49,8 @@ EXPECTED_ERRORS = (
   logprob_check.LogprobMismatch,
   flow.NothingToCollect,
   training.TrainingStopped,
-  hosts.HostsMissing,
+  meeting.HostsMissing,
+  metrics.MetricsError,
 )
 
 
@@ -86,7 +88,7 @@ def run(
     sampler: serves the rollouts and is closed at the end; by default what the
       configuration names: the services of `sampler.addresses`.
     stop: asks the run to save itself and end.
-    lead: the other hosts, which compute along (`hosts.start`).
+    lead: the other hosts, which compute along (`meeting.start`).
 
   Returns:
     The result; its directory holds the policy, metrics and checkpoints.

@@ -4,12 +4,11 @@ Host 0 alone has rollouts, evidence, metrics and checkpoints. Before each
 computation it tells the others which one it is and with what numbers, so all
 take the same steps, and none waits in a collective that another never enters.
 
-  host n -- join, stopping --> host 0
-         <-- welcome | refused, begin, init, place, update, score, end --
+  host n -- stopping --> host 0
+         <-- begin, init, place, update, score, end --
 """
 
 import contextlib
-import json
 import logging
 import os
 import select
@@ -21,23 +20,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
-import ml_collections
 
-from spopp_jax.runner import config as config_lib
 from spopp_jax.runner import frames, preemption
 
-_LOG = logging.getLogger(__name__)
 _PAUSE_S = 0.2
-# For a newcomer's first words, and for every part of a frame.
-_GREETING_S = 5.0
-_SILENCE_S = 120.0
+_SILENCE_S = 120.0  # for every part of a frame
+_FAREWELL_S = 30.0
+# For a computation that a lost host took part in to fail, or to be left.
+_COMPUTATION_S = 20.0
 _RESUME = 'start all hosts again with --config.run.resume=True'
-# These differ from host to host.
-_OWN = ('hosts.index', 'run.directory')
-
-
-class HostsMissing(RuntimeError):
-  """Not all hosts came together in time; the text names them."""
 
 
 class HostLost(RuntimeError):
@@ -52,6 +43,7 @@ class Lead:
     self._peers = peers
     self._lost = ''
     self._closed = False
+    self._listeners: list[threading.Thread] = []
 
   @contextlib.contextmanager
   def leading(self, stop: preemption.StopRequest) -> Iterator[None]:
@@ -61,12 +53,14 @@ class Lead:
       stop: asked by a host that is to stop, and when one goes away.
     """
     for index, peer in self._peers.items():
-      threading.Thread(
+      listener = threading.Thread(
         target=self._listen,
         args=(index, peer, stop),
         name=f'host-{index}',
         daemon=True,
-      ).start()
+      )
+      self._listeners.append(listener)
+      listener.start()
     finished = False
     try:
       yield
@@ -108,6 +102,11 @@ class Lead:
     for peer in self._peers.values():
       with contextlib.suppress(OSError):
         frames.send(peer, 'end', {'finished': finished})
+    # The others leave first: JAX ends those that find host 0 gone.
+    deadline = time.monotonic() + _FAREWELL_S
+    for listener in self._listeners:
+      listener.join(max(0.0, deadline - time.monotonic()))
+    for peer in self._peers.values():
       peer.close()
 
   def _listen(
@@ -122,6 +121,16 @@ class Lead:
       if not self._closed:
         self._lost = f'host {index} is gone ({error})'
         stop.ask(preemption.Stopped(f'stopped, {self._lost},', exit_code=1))
+        self._end_computation(stop)
+
+  def _end_computation(self, stop: preemption.StopRequest) -> None:
+    """Ends the process if it waits for the lost host in a computation."""
+    deadline = time.monotonic() + _COMPUTATION_S
+    while time.monotonic() < deadline:
+      if self._closed or stop.was_seen:
+        return
+      time.sleep(_PAUSE_S)
+    exit_alone(f'{self._lost} in the middle of a computation; {_RESUME}')
 
 
 class Follower:
@@ -152,6 +161,7 @@ class Follower:
         continue
       if not frame.values['finished']:
         raise HostLost('the run of host 0 has failed; its output says why')
+      jax.distributed.shutdown()
       return
 
   def ask_to_stop(self, reason: str) -> None:
@@ -164,36 +174,12 @@ class Follower:
     self._peer.close()
 
 
-def start(config: ml_collections.ConfigDict) -> Lead | Follower | None:
-  """Brings the hosts of a learner together; before any use of a device.
-
-  Args:
-    config: validated; `hosts` says how many there are and which this is. All
-      hosts need the same settings but for `hosts.index` and `run.directory`.
-
-  Returns:
-    This host's connections; None when it is the only one.
-
-  Raises:
-    HostsMissing: not all have come in `hosts.start_timeout_s`; named.
-  """
-  hosts = config.hosts
-  if hosts.count == 1:
-    return None
-  deadline = time.monotonic() + hosts.start_timeout_s
-  link: Lead | Follower
-  if hosts.index == 0:
-    link, coordinator = _gather(config, deadline)
-  else:
-    link, coordinator = _join(config, deadline)
-  jax.distributed.initialize(
-    coordinator,
-    hosts.count,
-    hosts.index,
-    initialization_timeout=max(1, int(hosts.start_timeout_s)),
+def failed_computation(error: Exception) -> str:
+  """Says what it most likely means that a computation of all hosts failed."""
+  return (
+    f'a computation of all hosts failed, one is probably gone ({error}); '
+    f'{_RESUME}'
   )
-  jax.devices()  # waits until every host has said which it has
-  return link
 
 
 def exit_alone(text: str) -> NoReturn:
@@ -208,145 +194,6 @@ def exit_alone(text: str) -> NoReturn:
   os._exit(1)
 
 
-def _gather(
-  config: ml_collections.ConfigDict, deadline: float
-) -> tuple[Lead, str]:
-  """Waits for all others; returns them and the address of JAX's coordinator."""
-  hosts = config.hosts
-  name, port = _split(hosts.coordinator)
-  peers: dict[int, socket.socket] = {}
-  refused: dict[str, str] = {}
-  try:
-    listener = socket.create_server((name, port))
-  except OSError as error:
-    raise HostsMissing(
-      f'host 0 cannot listen at hosts.coordinator ({hosts.coordinator}): '
-      f'{error}; choose an address of host 0 and a free port'
-    ) from error
-  with listener, contextlib.ExitStack() as stack:
-    while len(peers) < hosts.count - 1:
-      left_s = deadline - time.monotonic()
-      if left_s <= 0:
-        reason = _missing(config, peers, refused)
-        for peer in peers.values():
-          _refuse(peer, reason)
-        raise HostsMissing(reason)
-      listener.settimeout(left_s)
-      with contextlib.suppress(TimeoutError):
-        peer, address = listener.accept()
-        stack.callback(peer.close)
-        _greet(peer, address[0], config, peers, refused)
-    coordinator = f'{name}:{_free_port(name)}'
-    for peer in peers.values():
-      frames.send(peer, 'welcome', {'coordinator': coordinator})
-    stack.pop_all()
-  return Lead(peers), coordinator
-
-
-def _greet(
-  peer: socket.socket,
-  address: str,
-  config: ml_collections.ConfigDict,
-  peers: dict[int, socket.socket],
-  refused: dict[str, str],
-) -> None:
-  """Takes a host in, or says why not."""
-  _prepare(peer)
-  peer.settimeout(_GREETING_S)
-  try:
-    frame = frames.receive(peer, max_bytes=0)
-    index, settings = frame.values['index'], frame.values['settings']
-    if frame.kind != 'join':
-      raise ValueError(f'a frame of kind {frame.kind!r}')
-    problem = _misfit(config, peers, index, settings)
-  except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-    _LOG.warning('%s is no host of this run: %s', address, error)
-    peer.close()
-    return
-  if problem:
-    refused[address] = problem
-    _LOG.warning('refused a host at %s: %s', address, problem)
-    _refuse(peer, problem)
-    return
-  peers[index] = peer
-  _LOG.info('host %d has come, from %s', index, address)
-
-
-def _misfit(
-  config: ml_collections.ConfigDict,
-  peers: Mapping[int, socket.socket],
-  index: Any,
-  theirs: Mapping[str, Any],
-) -> str:
-  """Says why a host cannot be taken in; '' when it can."""
-  count = config.hosts.count
-  if index not in range(1, count):
-    return f'hosts.index ({index}) must be between 1 and {count - 1}'
-  if index in peers:
-    return f'there is a host with hosts.index {index} already'
-  ours = _settings(config)
-  for name in sorted(ours.keys() | theirs.keys()):
-    if ours.get(name) != theirs.get(name):
-      return (
-        f'{name} is {ours.get(name)!r} at host 0 and {theirs.get(name)!r} at '
-        f'host {index}; start all hosts with the same settings'
-      )
-  return ''
-
-
-def _missing(
-  config: ml_collections.ConfigDict,
-  peers: Mapping[int, socket.socket],
-  refused: Mapping[str, str],
-) -> str:
-  hosts = config.hosts
-  absent = [str(i) for i in range(1, hosts.count) if i not in peers]
-  text = (
-    f'of {hosts.count} hosts {", ".join(absent)} did not come to '
-    f'{hosts.coordinator} within hosts.start_timeout_s '
-    f'({hosts.start_timeout_s:g} s)'
-  )
-  for address, problem in refused.items():
-    text += f'; one at {address} was refused: {problem}'
-  return text
-
-
-def _join(
-  config: ml_collections.ConfigDict, deadline: float
-) -> tuple[Follower, str]:
-  """Goes to host 0; returns it and the address of JAX's coordinator."""
-  hosts = config.hosts
-  problem: Exception | str = 'no time to try'
-  while (left_s := deadline - time.monotonic()) > 0:
-    try:
-      peer = socket.create_connection(_split(hosts.coordinator), left_s)
-    except OSError as error:
-      problem = error
-      time.sleep(_PAUSE_S)
-      continue
-    _prepare(peer)
-    try:
-      values = {'index': hosts.index, 'settings': _settings(config)}
-      frames.send(peer, 'join', values)
-      # Host 0 says itself who is missing; it began at another moment.
-      peer.settimeout(left_s + _GREETING_S)
-      frame = frames.receive(peer, max_bytes=0)
-    except (OSError, EOFError, frames.BrokenFrame) as error:
-      peer.close()
-      problem = error
-      time.sleep(_PAUSE_S)
-      continue
-    if frame.kind == 'welcome':
-      return Follower(hosts.index, peer), frame.values['coordinator']
-    peer.close()
-    raise HostsMissing(f'host 0: {frame.values["reason"]}')
-  raise HostsMissing(
-    f'host {hosts.index} found no host 0 at hosts.coordinator '
-    f'({hosts.coordinator}) within hosts.start_timeout_s '
-    f'({hosts.start_timeout_s:g} s): {problem}'
-  )
-
-
 def _patiently(
   peer: socket.socket, max_bytes: int | None = None
 ) -> frames.Frame:
@@ -356,39 +203,3 @@ def _patiently(
     pass
   peer.settimeout(_SILENCE_S)
   return frames.receive(peer, max_bytes)
-
-
-def _settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The settings that all hosts share, as JSON gives them back."""
-  values = {
-    name: value
-    for name, value in config_lib.leaf_values(config).items()
-    if name not in _OWN
-  }
-  return json.loads(json.dumps(values))
-
-
-def _refuse(peer: socket.socket, reason: str) -> None:
-  with contextlib.suppress(OSError):
-    frames.send(peer, 'refused', {'reason': reason})
-  peer.close()
-
-
-def _prepare(peer: socket.socket) -> None:
-  """Has the system notice a host that vanished, within about a minute."""
-  peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-  peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-  for name, value in (('IDLE', 30), ('INTVL', 10), ('CNT', 3)):
-    if hasattr(socket, f'TCP_KEEP{name}'):
-      option = getattr(socket, f'TCP_KEEP{name}')
-      peer.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _split(address: str) -> tuple[str, int]:
-  name, _, port = address.rpartition(':')
-  return name, int(port)
-
-
-def _free_port(name: str) -> int:
-  with socket.create_server((name, 0)) as probe:
-    return probe.getsockname()[1]

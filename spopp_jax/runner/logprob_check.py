@@ -98,26 +98,34 @@ class GapAlarm:
   acknowledged shows in nothing else.
 
   Attributes:
-    earlier: mean gaps of the latest steps, oldest first, nats a token.
+    earlier: mean gaps of the latest steps that had a lag, each divided by it,
+      oldest first, nats a token and version.
   """
 
   def __init__(self, earlier: Iterable[float] = ()):
     """Goes on after those steps."""
     self.earlier = collections.deque(earlier, maxlen=_REMEMBERED_STEPS)
 
-  def check(self, mean_gap: float) -> str:
-    """Takes in a step's mean gap; says what is wrong with it, or ''.
+  def check(self, mean_gap: float, lag: float) -> str:
+    """Takes in a step; says what is wrong with its gap, or ''.
 
-    Too much is above both .05 nats and 5 times the median of earlier steps.
+    Too much is above both .05 nats and 5 times what is usual, which is the
+    median of earlier steps times the lag. Nothing is said of the first two
+    steps with a lag, nor of those without.
+
+    Args:
+      mean_gap: nats a token.
+      lag: mean lag of the batch, in versions.
     """
-    # The first step has no lag and no gap: it alone says nothing of the next.
+    if not lag > 0:
+      return ''
     enough = len(self.earlier) > 1
-    usual = statistics.median(self.earlier) if enough else math.inf
-    self.earlier.append(mean_gap)
+    usual = statistics.median(self.earlier) * lag if enough else math.inf
+    self.earlier.append(mean_gap / lag)
     if not mean_gap > max(_ALARM_GAP, _ALARM_FACTOR * usual):
       return ''
     return (
-      f'sampler and learner differ by {mean_gap:.3g} nats a token, so far by '
-      f'{usual:.3g}: a sampler may still serve old weights, or the policy has '
-      'changed abruptly; see log_ratio_abs_mean in metrics.jsonl'
+      f'sampler and learner differ by {mean_gap:.3g} nats a token, usual at '
+      f'this lag is {usual:.3g}: a sampler may still serve old weights, or the '
+      'policy has changed abruptly; see log_ratio_abs_mean in metrics.jsonl'
     )

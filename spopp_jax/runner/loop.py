@@ -56,11 +56,10 @@ def train(run: Training, stop: StopRequest) -> Training:
       run.flow.dispatch()
       clock.mark('publish_s')
 
-    run.metrics.write(
-      run.step, step_metrics.of(run, batch, late, scalars, clock.seconds())
-    )
+    record = step_metrics.of(run, batch, late, scalars, clock.seconds())
+    run.metrics.write(run.step, record)
     run.step += 1
-    run.guard(scalars)
+    run.guard(record)
     run.save_when_due()
     stop.check()
   return run

@@ -23,6 +23,10 @@ _PROGRESS_INTERVAL_S = 0.2
 _PROGRESS_LINE_INTERVAL_S = 10.0  # where the output is no terminal
 
 
+class MetricsError(ValueError):
+  """metrics.jsonl is damaged or lacks steps; the text says what to do."""
+
+
 def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, float]]:
   """Returns the records of a run, one a step; null reads as NaN.
 
@@ -31,7 +35,7 @@ def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, float]]:
 
   Raises:
     FileNotFoundError: it has no metrics.jsonl.
-    ValueError: a line of it is no JSON.
+    MetricsError: a line of it is no JSON.
   """
   records = _read_lines(pathlib.Path(directory) / _FILE)
   return [
@@ -70,7 +74,7 @@ class MetricsWriter:
       stream: where it is shown; None is stderr.
 
     Raises:
-      ValueError: metrics.jsonl is damaged or lacks a step before
+      MetricsError: metrics.jsonl is damaged or lacks a step before
         `resume_step`.
     """
     directory = pathlib.Path(directory)
@@ -143,7 +147,7 @@ def _parse(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       try:
         yield json.loads(line)
       except ValueError as error:
-        raise ValueError(f'{path}:{number} is damaged: {error}') from error
+        raise MetricsError(f'{path}:{number} is damaged: {error}') from error
 
 
 def _rewind(path: pathlib.Path, resume_step: int) -> int:
@@ -152,9 +156,10 @@ def _rewind(path: pathlib.Path, resume_step: int) -> int:
   kept = [record for record in records if record['step'] < resume_step]
   missing = set(range(resume_step)) - {record['step'] for record in kept}
   if missing:
-    raise ValueError(
+    raise MetricsError(
       f'{path} lacks step {min(missing)}, which the checkpoint of step '
-      f'{resume_step} has behind it; put the file back or start without '
+      f'{resume_step} has behind it; put the file back, remove the checkpoints '
+      'after that step to resume an earlier one, or start without '
       '--config.run.resume=True'
     )
   replacement = path.with_suffix('.partial')

@@ -6,6 +6,7 @@ logged again and again; all that were logged stand in runs/NAME/pauses.jsonl.
 
 import json
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -89,5 +90,10 @@ class Pauses:
       'over': over,
       **self._told,
     }
-    with self._path.open('a', encoding='utf-8') as file:
-      file.write(json.dumps(record) + '\n')
+    with self._path.open('ab+') as file:
+      # A killed process may have left half a line at the end.
+      if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b'\n':
+          file.write(b'\n')
+      file.write(json.dumps(record).encode() + b'\n')

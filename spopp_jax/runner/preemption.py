@@ -19,9 +19,14 @@ class Stopped(Exception):  # noqa: N818: no error, the run was asked to.
 
 
 class StopRequest:
-  """Whether the run is asked to stop, by a signal or otherwise."""
+  """Whether the run is asked to stop, by a signal or otherwise.
+
+  Attributes:
+    was_seen: a check has raised.
+  """
 
   def __init__(self) -> None:
+    self.was_seen = False
     self._reason: Stopped | None = None
 
   def ask(self, reason: Stopped) -> None:
@@ -41,6 +46,8 @@ class StopRequest:
     """
     for number in signals:
       before = signal.getsignal(number)
+      if before == signal.SIG_IGN:  # as nohup asks for
+        continue
 
       def note(
         number: int, frame: FrameType | None, before: Any = before
@@ -58,4 +65,5 @@ class StopRequest:
   def check(self) -> None:
     """Raises Stopped once there is a reason."""
     if self._reason is not None:
+      self.was_seen = True
       raise self._reason

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import ml_collections
@@ -118,15 +118,17 @@ class Training:
     """Log-probabilities under the learner's present parameters."""
     return self.learner.score(self.state.params, trajectories)
 
-  def guard(self, scalars: dict[str, np.ndarray]) -> None:
+  def guard(self, record: Mapping[str, float]) -> None:
     """Stops a run that learns nothing sound, or warns of it."""
-    alarm = self.gap_alarm.check(float(scalars['log_ratio_abs_mean']))
+    alarm = self.gap_alarm.check(
+      record['log_ratio_abs_mean'], record['lag_events']
+    )
     if alarm:
       _LOG.warning('step %d: %s', self.step - 1, alarm)
     if self.config.learner.stop_on_gap and alarm:
       self.save()
       raise TrainingStopped(f'step {self.step - 1}: {alarm}')
-    if int(scalars['skipped_in_a_row']) >= _MAX_SKIPPED_IN_A_ROW:
+    if record['skipped_in_a_row'] >= _MAX_SKIPPED_IN_A_ROW:
       self.save()
       raise TrainingStopped(
         f'{_MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient '

@@ -182,7 +182,8 @@ class Crew:
     one.installing = False
     one.connected, one.version = True, source.service.active_policy_version
     self._doubt(one)
-    _LOG.info('%s has joined with version %d', one.name, one.version)
+    level = logging.WARNING if one.was_noticed else logging.INFO
+    _LOG.log(level, '%s has joined with version %d', one.name, one.version)
     if one.owes and one.version == before:
       if not self._placement.resend(one):
         self._lose(one)

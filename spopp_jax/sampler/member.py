@@ -82,6 +82,11 @@ class Member:
   missing_since_s: float = 0.0
   _noticed_s: float = 0.0
 
+  @property
+  def was_noticed(self) -> bool:
+    """Whether its absence was spoken of since the last look at it."""
+    return self._noticed_s > 0
+
   def notice_absence(self, now: float) -> None:
     """Logs that it is not connected, ever more rarely."""
     missing_s = now - self.missing_since_s

@@ -40,9 +40,15 @@ class Store:
 
     Args:
       directory: of this store alone; services need to read it.
+
+    Raises:
+      PublicationError: it cannot be made.
     """
     self.directory = pathlib.Path(directory).absolute()
-    self.directory.mkdir(parents=True, exist_ok=True)
+    try:
+      self.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise self._unusable(error) from error
     self._lock = threading.Lock()
     self._writing = threading.Lock()
     self._unfinished: int | None = None
@@ -51,6 +57,13 @@ class Store:
       if path.name.isdecimal() and path.is_dir():
         _clear(path)
     self._newest = max(self.versions(), default=None)
+
+  def _unusable(self, error: OSError) -> errors.PublicationError:
+    return errors.PublicationError(
+      f'cannot write snapshots to {self.directory} ({error}); make room there, '
+      'or have them sent with --config.sampler.transport=grpc; a run goes on '
+      'from its last checkpoint with --config.run.resume=True'
+    )
 
   def versions(self) -> list[int]:
     """Returns the versions that are there, in rising order."""
@@ -78,7 +91,7 @@ class Store:
 
     Raises:
       ValueError: `version` is negative, or a parameter cannot be written.
-      OSError: the disk took it not; what was there before still is.
+      PublicationError: the disk took it not; what was there before still is.
     """
     if version < 0:
       raise ValueError(f'version ({version}) must be at least 0')
@@ -93,6 +106,8 @@ class Store:
         if not file.exists() or not _holds(path, checksum):
           self._write_files(path, file, data, version, checksum)
         self._newest = version
+      except OSError as error:
+        raise self._unusable(error) from error
       finally:
         with self._lock:
           self._unfinished = None
@@ -182,7 +197,7 @@ class Store:
         {'name': file.name, 'size_bytes': len(data), 'sha256': checksum}
       ],
     }
-    path.mkdir(exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     _sync_directory(self.directory)
     try:
       _write(file, data)

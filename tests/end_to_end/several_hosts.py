@@ -10,6 +10,7 @@ import pathlib
 import signal
 import sys
 
+import jax
 import numpy as np
 import tiny_world
 
@@ -19,6 +20,7 @@ from spopp_jax.runner import (
   experiment,
   following,
   hosts,
+  meeting,
   preemption,
 )
 
@@ -34,7 +36,7 @@ def main(directory, policy, *settings):
   compilation.configure(folder / 'compiled')
   config = tiny_world.load(folder, f'cold_start.policy={policy}', *settings)
   stop = preemption.StopRequest()
-  link = hosts.start(config)
+  link = meeting.start(config)
   try:
     if isinstance(link, hosts.Follower):
       stop.listen(signal.SIGTERM, on_signal=link.ask_to_stop)
@@ -53,6 +55,8 @@ def main(directory, policy, *settings):
     return
   except hosts.HostLost as error:
     hosts.exit_alone(str(error))
+  except jax.errors.JaxRuntimeError as error:
+    hosts.exit_alone(hosts.failed_computation(error))
   except experiment.EXPECTED_ERRORS as error:
     sys.exit(str(error))
   params = {k: np.asarray(v) for k, v in result.training.state.params.items()}

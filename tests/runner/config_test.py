@@ -379,3 +379,31 @@ def test_no_setting_is_a_list_or_dict():
   # The command line cannot override them.
   values = config_lib.leaf_values(load())
   assert not any(isinstance(value, list | dict) for value in values.values())
+
+
+def test_notebooks_may_give_values_and_paths():
+  path = ROOT / 'configs' / 'common.py'
+  texts = ['run.steps=3', 'learner.row_buckets=(2, 6)', 'run.progress=False']
+  values = {
+    'run.steps': 3,
+    'learner.row_buckets': (2, 6),
+    'run.progress': False,
+  }
+  assert config_lib.load_config(path, values) == (
+    config_lib.load_config(str(path), texts)
+  )
+
+
+@pytest.mark.parametrize('overrides', ['run.steps=3', [3], {3}])
+def test_what_are_no_overrides_is_refused(overrides):
+  path = ROOT / 'configs' / 'common.py'
+  with pytest.raises(config_lib.ConfigError, match='must be a list such as'):
+    config_lib.load_config(path, overrides)
+
+
+@pytest.mark.parametrize('body', ['def f(:', 'x = 1 / 0', 'x = {}["a"]', 'y'])
+def test_a_file_with_a_mistake_is_named(tmp_path, body):
+  path = tmp_path / 'mine.py'
+  path.write_text(body)
+  with pytest.raises(config_lib.ConfigError, match=r'mine\.py: .*Error'):
+    config_lib.load_config(path)

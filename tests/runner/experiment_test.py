@@ -15,8 +15,8 @@ from spopp_jax.models import policy_files
 from spopp_jax.runner import (
   cold_start,
   experiment,
-  hosts,
   logprob_check,
+  meeting,
   metrics,
   sampling,
 )
@@ -233,8 +233,8 @@ def test_every_setting_is_read_by_something(load, tmp_path):
     sampling.connect(config, policy, tmp_path, tasks, retries.RetryBudget(1))
   # 3. A host that finds no other.
   plain.hosts.count, plain.hosts.index, plain.hosts.start_timeout_s = 2, 1, 0.1
-  with pytest.raises(hosts.HostsMissing):
-    hosts.start(config)
+  with pytest.raises(meeting.HostsMissing):
+    meeting.start(config)
   assert set(config_lib.leaf_values(plain)) - noted == set()
 
 

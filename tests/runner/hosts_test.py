@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_world
 
-from spopp_jax.runner import frames, hosts, preemption
+from spopp_jax.runner import frames, hosts, meeting, preemption
 
 WAIT_S = 20.0
 
@@ -49,7 +49,7 @@ def start(*configs):
   with concurrent.futures.ThreadPoolExecutor(len(configs)) as threads:
     futures = []
     for config in configs:
-      futures.append(threads.submit(hosts.start, config))
+      futures.append(threads.submit(meeting.start, config))
       time.sleep(0.05)  # later ones are there later
     return [f.exception(WAIT_S) or f.result() for f in futures]
 
@@ -61,7 +61,7 @@ def close(lead, *followers):
 
 
 def test_a_single_host_needs_nobody(settings):
-  assert hosts.start(settings(0, count=1)) is None
+  assert meeting.start(settings(0, count=1)) is None
   assert settings.started == []
 
 
@@ -92,8 +92,8 @@ def test_missing_hosts_are_named_to_all_that_came(settings):
     settings(0, count=4, timeout_s=1.0), settings(2, count=4, timeout_s=1.0)
   )
   for error in (lead, other):
-    assert isinstance(error, hosts.HostsMissing)
-    assert 'of 4 hosts 1, 3 did not come to 127.0.0.1' in str(error)
+    assert isinstance(error, meeting.HostsMissing)
+    assert 'hosts 1, 3 of 4 did not come to 127.0.0.1' in str(error)
     assert 'hosts.start_timeout_s (1 s)' in str(error)
   assert str(other).startswith('host 0: ')
   assert settings.started == []
@@ -101,7 +101,7 @@ def test_missing_hosts_are_named_to_all_that_came(settings):
 
 def test_without_host_0_the_address_is_named(settings):
   (error,) = start(settings(1, timeout_s=0.5))
-  assert isinstance(error, hosts.HostsMissing)
+  assert isinstance(error, meeting.HostsMissing)
   assert 'host 1 found no host 0 at hosts.coordinator (127.0.0.1:' in str(error)
   assert 'refused' in str(error)
 
@@ -109,7 +109,7 @@ def test_without_host_0_the_address_is_named(settings):
 def test_an_address_of_another_machine_cannot_be_listened_at(settings):
   config = settings(0, 'hosts.coordinator=192.0.2.1:8476')
   (error,) = start(config)
-  assert isinstance(error, hosts.HostsMissing)
+  assert isinstance(error, meeting.HostsMissing)
   assert 'cannot listen at hosts.coordinator (192.0.2.1:8476)' in str(error)
 
 
@@ -119,7 +119,7 @@ def test_a_host_with_other_settings_is_refused(settings):
     settings(1, 'optimizer.learning_rate=0.5', count=2, timeout_s=1.0),
   )
   for error in (lead, other):
-    assert isinstance(error, hosts.HostsMissing)
+    assert isinstance(error, meeting.HostsMissing)
     assert 'optimizer.learning_rate is 0.01 at host 0 and 0.5 at host 1' in str(
       error
     )
@@ -129,7 +129,7 @@ def test_two_hosts_with_one_index_are_refused(settings):
   lead, one, again, two = start(
     settings(0), settings(1), settings(1), settings(2)
   )
-  assert isinstance(again, hosts.HostsMissing)
+  assert isinstance(again, meeting.HostsMissing)
   assert 'a host with hosts.index 1 already' in str(again)
   close(lead, one, two)
 
@@ -139,7 +139,7 @@ def test_strangers_do_not_keep_the_hosts_from_each_other(settings, caplog):
   config = settings(0, count=2)
   port = int(config.hosts.coordinator.rpartition(':')[2])
   with concurrent.futures.ThreadPoolExecutor(2) as threads:
-    leading = threads.submit(hosts.start, config)
+    leading = threads.submit(meeting.start, config)
     for words in (b'GET / HTTP/1.1\r\n\r\n', struct.pack('!IQ', 2, 0) + b'{}'):
       deadline = time.monotonic() + WAIT_S
       while True:
@@ -159,7 +159,8 @@ def test_strangers_do_not_keep_the_hosts_from_each_other(settings, caplog):
 
 
 @pytest.fixture
-def pair(settings):
+def pair(settings, monkeypatch):
+  monkeypatch.setattr(hosts, '_FAREWELL_S', 0.2)
   lead, follower = start(settings(0, count=2), settings(1, count=2))
   yield lead, follower
   close(lead, follower)

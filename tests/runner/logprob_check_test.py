@@ -78,19 +78,28 @@ def test_async13_the_alarm_sounds_at_a_jump(cases):
   case = cases['ASYNC-13']
   gaps = case['input']['mean_abs_logprob_gap_per_step']
   alarm = logprob_check.GapAlarm()
-  reasons = [alarm.check(value) for value in gaps]
+  reasons = [alarm.check(value, 1.0) for value in gaps]
   first = next(i for i, reason in enumerate(reasons, start=1) if reason)
   assert first == case['expected']['first_alarm_step']
-  assert '0.201 nats a token, so far by 0.014' in reasons[first - 1]
+  assert '0.201 nats a token, usual at this lag is 0.014' in reasons[first - 1]
   # It goes on where a checkpoint was.
   resumed = logprob_check.GapAlarm(gaps[:2])
-  assert [resumed.check(value) for value in gaps[2:]] == reasons[2:]
+  assert [resumed.check(value, 1.0) for value in gaps[2:]] == reasons[2:]
 
 
 def test_a_slow_rise_and_small_gaps_are_no_alarm():
   alarm = logprob_check.GapAlarm()
-  assert not any(map(alarm.check, [1e-6, 0.049, 0.01, 0.02, 0.04, 0.05, 0.1]))
-  # Nothing to compare it with, or the first step alone, which had no lag.
-  assert not logprob_check.GapAlarm().check(9.0)
-  assert not logprob_check.GapAlarm([1e-7]).check(0.2)
-  assert logprob_check.GapAlarm([0.001, 0.001]).check(0.051)
+  for gap in (1e-6, 0.049, 0.01, 0.02, 0.04, 0.05, 0.1):
+    assert not alarm.check(gap, 1.0)
+  # Of the first two steps with a lag, and those without, nothing is said.
+  fresh = logprob_check.GapAlarm()
+  for gap, lag in ((9.0, 0.0), (1e-7, 0.0), (0.03, 1.0), (0.07, 1.0)):
+    assert not fresh.check(gap, lag)
+  assert list(fresh.earlier) == [0.03, 0.07]
+  assert logprob_check.GapAlarm([0.001, 0.001]).check(0.051, 1.0)
+
+
+def test_a_gap_is_held_against_the_lag_of_its_batch():
+  alarm = logprob_check.GapAlarm([0.03, 0.03])
+  assert not alarm.check(0.18, 3.0)
+  assert alarm.check(0.18, 1.0)

@@ -60,3 +60,14 @@ def test_short_pauses_are_not_reported(caplog):
     world.waiting_at(now)
   assert world.asked == 0
   assert caplog.text == ''
+
+
+def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
+  path = tmp_path / 'pauses.jsonl'
+  path.write_text('{"since": 1.0, "seco')
+  world = World(path)
+  for now in (5.0, 35.0, 65.0):
+    world.waiting_at(now)
+  first, *others = path.read_text().splitlines()
+  assert first == '{"since": 1.0, "seco'
+  assert [json.loads(line)['seconds'] for line in others] == [30.0, 60.0]

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, monkeypatch):
 
   monkeypatch.setattr(os, 'fsync', full)
   for version in (7, 8):
-    with pytest.raises(OSError, match='No space left'):
+    with pytest.raises(errors.PublicationError, match='No space left'):
       store.write(OTHER, version)
   assert store.versions() == [7]
   publication.read(tmp_path / '7', before.checksum)
@@ -336,3 +337,19 @@ def test_what_is_not_there_cannot_be_leased(tmp_path):
 def test_negative_versions_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r'version \(-1\)'):
     publication.Store(tmp_path).write(PARAMS, -1)
+
+
+def test_a_directory_that_vanished_is_made_again(tmp_path):
+  store = publication.Store(tmp_path / 'weights')
+  store.write(scripted.params(1.0), 1)
+  shutil.rmtree(tmp_path / 'weights')
+  snapshot = store.write(scripted.params(2.0), 2)
+  read = publication.read(tmp_path / 'weights' / '2', snapshot.checksum)
+  assert read.keys() == scripted.params(2.0).keys()
+  assert store.versions() == [2]
+
+
+def test_a_directory_that_cannot_be_is_refused_by_name(tmp_path):
+  (tmp_path / 'weights').write_text('a file')
+  with pytest.raises(errors.PublicationError, match='transport=grpc'):
+    publication.Store(tmp_path / 'weights')
