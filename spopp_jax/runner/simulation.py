@@ -295,6 +295,7 @@ def _config(setting: Setting) -> ml_collections.ConfigDict:
       'seed': setting.seed,
       'environment': {'num_tasks': setting.num_tasks},
       'run': {'steps': setting.steps, 'checkpoint_every_steps': 5},
+      'learner': {'stop_on_gap': True},
       'dispatch': {
         name: getattr(setting, name)
         for name in (

@@ -217,7 +217,8 @@ def test_a_sampler_that_suddenly_differs_is_noticed(load, caplog):
   assert max(gaps[:3]) < 0.3 < 1.5 < gaps[3]
   saved = tiny_world.checkpoint(config)
   assert saved.step == 4
-  assert saved.extra['gaps'] == pytest.approx(gaps)
+  # The first step has no lag, the others one of 1.
+  assert saved.extra['gaps'] == pytest.approx(gaps[1:])
 
 
 def test_a_step_without_a_usable_rollout_stops_the_run(load):
