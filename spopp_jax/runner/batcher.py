@@ -225,9 +225,9 @@ class Batcher:
     self.submit(tickets)
     self.dispatched -= len(tickets)
 
-  def step_of(self, group: Group) -> int:
-    """Returns the step that a finished group was dispatched for."""
-    return self._members[group][0].ticket.step
+  def tickets_of(self, group: Group) -> list[types.Ticket]:
+    """Returns the tickets of a finished group's usable trajectories."""
+    return [item.ticket for item in self._members[group]]
 
   def _accept(self, trajectory: types.Trajectory) -> None:
     """Takes one reply, once."""

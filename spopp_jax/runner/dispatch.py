@@ -120,6 +120,30 @@ class Dispatcher:
       self._issued += 1
     return tickets
 
+  def more_of(
+    self, ticket: types.Ticket, count: int, *, policy_version: int
+  ) -> list[types.Ticket]:
+    """Returns further members of a ticket's group, under another version.
+
+    Args:
+      ticket: a member; its value is taken over, see `freeze`.
+      count: how many.
+      policy_version: the active snapshot.
+    """
+    seeds = self._rng.integers(2**32, size=count, dtype=np.uint64)
+    more = [
+      dataclasses.replace(
+        ticket,
+        request_id=f'train-{self._issued + i:08d}',
+        policy_version=policy_version,
+        seed=seed,
+      )
+      for i, seed in enumerate(seeds.tolist())
+    ]
+    # The next group's number follows from a whole number of groups.
+    self._issued += -(-count // self._group_size) * self._group_size
+    return more
+
   def freeze(self, tickets: Sequence[types.Ticket]) -> list[types.Ticket]:
     """Returns tickets that were drawn before with the values visible now."""
     versions = {ticket.policy_version for ticket in tickets}

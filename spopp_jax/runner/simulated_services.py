@@ -271,6 +271,10 @@ class Service:
     if self.lost or self._world.now_s < self._up_at_s:
       raise errors.SamplerLost(f'{self._name} is gone')
     self._check_open()
+    if snapshot.version < self.service.active_policy_version:
+      raise errors.PublicationError(
+        f'version {snapshot.version} is older than the active one'
+      )
     self.service.active_policy_version = snapshot.version
     self.service.active_weights_checksum = snapshot.checksum
     return snapshot.checksum

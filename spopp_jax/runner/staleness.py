@@ -182,8 +182,8 @@ class Scheduled:
   A step's prompts are drawn max_lag versions ahead. Each of its rollouts is
   dispatched while the snapshot it needs is the present one, so that none is
   kept, and waits. The first steps find no version old enough and take the
-  first. A group that is lost, all its tries used up, is replaced by one of
-  another prompt under the present version.
+  first. What is lost, all its tries used up, is replaced under the present
+  version: a member by another of its group, a whole group by another prompt's.
   """
 
   publishes_first = True
@@ -234,14 +234,23 @@ class Scheduled:
     dispatcher: dispatch_lib.Dispatcher,
     batcher: batcher_lib.Batcher,
   ) -> None:
-    """Plans groups for those of the next step that are no more."""
+    """Plans substitutes for what the next step has lost."""
     if batcher.num_in_flight:
       return
-    groups = {
-      batcher_lib.group_of(t) for t in self._planned if t.step == clock.step
+    members = {
+      group: batcher.tickets_of(group)
+      for group in self._of_step(clock.step, batcher)
     }
-    groups.update(self._of_step(clock.step, batcher))
-    missing = max(0, self._flow.batch - len(groups))
+    for ticket in self._planned:
+      if ticket.step == clock.step:
+        members.setdefault(batcher_lib.group_of(ticket), []).append(ticket)
+    for tickets in members.values():
+      self._planned += dispatcher.more_of(
+        tickets[0],
+        self._flow.group_size - len(tickets),
+        policy_version=clock.version,
+      )
+    missing = max(0, self._flow.batch - len(members))
     self._planned += dispatcher.dispatch(
       missing * self._flow.group_size,
       policy_version=clock.version,
@@ -251,16 +260,25 @@ class Scheduled:
   def choose(
     self, clock: base.Clock, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group] | None:
-    """Takes the step's own groups, once nothing is in flight."""
-    groups = self._of_step(clock.step, batcher)
-    if batcher.num_in_flight or len(groups) < self._flow.batch:
+    """Takes the step's own groups, once all are whole."""
+    if batcher.num_in_flight:
       return None
-    return groups
+    size = self._flow.group_size
+    whole = [
+      group
+      for group in self._of_step(clock.step, batcher)
+      if len(batcher.tickets_of(group)) == size
+    ]
+    return whole if len(whole) == self._flow.batch else None
 
   def _of_step(
     self, step: int, batcher: batcher_lib.Batcher
   ) -> list[batcher_lib.Group]:
-    return [g for g in batcher.finished if batcher.step_of(g) == step]
+    return [
+      group
+      for group in batcher.finished
+      if batcher.tickets_of(group)[0].step == step
+    ]
 
   def event(self, ticket: types.Ticket, trajectory: types.Trajectory) -> int:
     """Returns the version that generated the trajectory."""

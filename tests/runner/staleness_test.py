@@ -1,5 +1,7 @@
 """Who is dispatched and who is trained when, by hand, for each policy."""
 
+import collections
+
 import ml_collections
 import numpy as np
 import pytest
@@ -273,9 +275,10 @@ def test_scheduled_waits_for_the_flight_and_takes_the_groups_of_the_step():
   assert choose(policy, world, 1) == ids[2:]
 
 
-def test_scheduled_replaces_a_group_that_is_lost():
+def test_scheduled_replaces_what_is_lost():
   # ASYNC-03: a batch is never short, nor learned from twice.
-  world, policy = World(group_size=2), make('scheduled', 1, group_size=2)
+  policy = make('scheduled', 1, group_size=2, batch=4)
+  world = World(group_size=2)
   world.batcher = batcher_lib.Batcher(
     scripted_sampler.Sampler(outcome=lambda _: outcomes.pop(0)),
     scripted_sampler.SAMPLING,
@@ -285,20 +288,36 @@ def test_scheduled_replaces_a_group_that_is_lost():
   )
   world.batcher.publish({}, 0)
   failed, ok = types.Status.ENV_ERROR, types.Status.OK
-  outcomes = [failed, failed] + [ok] * 3
-  assert world.dispatch(policy, 0, 0) == 4  # a group of step 0 and of step 1
-  while world.batcher.num_in_flight:
-    world.batcher.wait()
+
+  def settle(step, *answers):
+    outcomes.extend(answers)
+    count = world.dispatch(policy, step, 0)
+    while world.batcher.num_in_flight:
+      world.batcher.wait()
+    return count
+
+  outcomes = []
+  # Groups a, b of step 0 and c, d of step 1; all of a is lost and half of b.
+  assert settle(0, failed, failed, ok, failed, ok, ok, ok, failed) == 8
   assert choose(policy, world, 0, 0) is None
-  outcomes += [failed, ok, ok]
-  assert world.dispatch(policy, 0, 0) == 2
-  while world.batcher.num_in_flight:
-    world.batcher.wait()
-  (group,) = choose(policy, world, 0, 0)
-  assert world.dispatch(policy, 0, 0) == 0
-  taken = world.batcher.take([group])
-  assert {item.ticket.step for item in taken} == {0}
-  assert choose(policy, world, 1, 0) is not None
+  # Another group in place of a, one more member of b: it fails too.
+  assert settle(0, failed, ok, ok) == 3
+  assert choose(policy, world, 0, 0) is None
+  assert settle(0, ok) == 1
+  groups = choose(policy, world, 0, 0)
+  assert settle(0) == 0
+  taken = world.batcher.take(groups)
+  assert [item.ticket.step for item in taken] == [0] * 4
+  assert len({item.ticket.request_id for item in taken}) == 4
+  assert len({item.ticket.seed for item in taken}) == 4
+  by_group = collections.Counter(
+    (item.ticket.group_id, item.ticket.task_id) for item in taken
+  )
+  assert sorted(by_group.values()) == [2, 2]
+  # Half of d is missed only when its own step comes.
+  assert choose(policy, world, 1, 0) is None
+  assert settle(1, ok) == 1
+  assert len(choose(policy, world, 1, 0)) == 2
 
 
 def test_the_plan_of_scheduled_outlives_a_run():
