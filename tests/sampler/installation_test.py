@@ -189,8 +189,9 @@ def test_a_transfer_that_is_cut_goes_on_where_it_was(cuts, sent):
     again = way.upstream_bytes - SIZE
   assert engine.loaded == [(3, [3.0, -3.0])]
   assert engine.weights_checksum == checksum
-  assert len(sent) == 1 + len(cuts)
-  assert sent == sorted(set(sent))
+  # A try on a connection that was not up again brings nothing: it repeats.
+  assert sent == sorted(sent)
+  assert len(set(sent)) == 1 + len(cuts)
   # Only what was on its way at a cut was sent again.
   assert again < cuts[-1] - sent[-1] + MIB // 2
 
