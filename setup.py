@@ -54,6 +54,8 @@ setuptools.setup(
     ],
     # Only what `experiments/benchmark.py kernels` compares the kernels with.
     'benchmark': ['torch==2.13.0'],
+    # Only what the decoders are held against, by tests.
+    'parity': ['torch==2.13.0', 'transformers>=5.20,<6'],
     # The official text-game engine, for parity tests only; compiles GPL parts.
     'alfworld': ['alfworld==0.4.2'],
   },
