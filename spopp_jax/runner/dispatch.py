@@ -103,9 +103,8 @@ class Dispatcher:
     )
     names = [self._task_ids[row] for row in chosen.tolist()]
     values = self._evidence.read(chosen, policy_version).tolist()
-    seeds = self._rng.integers(2**32, size=len(names) * size, dtype=np.uint64)
     tickets = []
-    for i, seed in enumerate(seeds.tolist()):
+    for i, seed in enumerate(self._seeds(len(names) * size)):
       tickets.append(
         types.Ticket(
           request_id=f'train-{self._issued:08d}',
@@ -130,7 +129,6 @@ class Dispatcher:
       count: how many.
       policy_version: the active snapshot.
     """
-    seeds = self._rng.integers(2**32, size=count, dtype=np.uint64)
     more = [
       dataclasses.replace(
         ticket,
@@ -138,7 +136,7 @@ class Dispatcher:
         policy_version=policy_version,
         seed=seed,
       )
-      for i, seed in enumerate(seeds.tolist())
+      for i, seed in enumerate(self._seeds(count))
     ]
     # The next group's number follows from a whole number of groups.
     self._issued += -(-count // self._group_size) * self._group_size
@@ -155,6 +153,11 @@ class Dispatcher:
       dataclasses.replace(ticket, value=float(value))
       for ticket, value in zip(tickets, values, strict=True)
     ]
+
+  def _seeds(self, count: int) -> list[int]:
+    """Draws seeds in [0, 2**32) without giving the interpreter's lock away."""
+    raw = self._rng.bit_generator.random_raw(count)
+    return (raw >> np.uint64(32)).tolist()
 
   def _check_free(self, groups: int, busy: Mapping[str, int]) -> None:
     """Raises ValueError if fewer groups may be drawn than asked for."""

@@ -149,7 +149,7 @@ class PromptSampler:
             f'{self._size} rows'
           )
         missing = count - len(drawn)
-        for row in self._descend(rng.random(missing)):
+        for row in self._descend(_uniforms(rng, missing)):
           if row not in left:
             left[row] = 1 if slots is None else slots(row)
           elif left[row] <= 0:
@@ -197,6 +197,15 @@ class PromptSampler:
   def _sum(self, nodes: np.ndarray) -> None:
     left = 2 * nodes
     self._tree[nodes] = self._tree[left] + self._tree[left + 1]
+
+
+def _uniforms(rng: np.random.Generator, count: int) -> np.ndarray:
+  """Returns what `rng.random(count)` does, with a 64-bit generator.
+
+  numpy's own gives the interpreter's lock away meanwhile, and a dispatch that
+  has lost it waits for every other thread.
+  """
+  return (rng.bit_generator.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
 def _checked_weights(weights: npt.ArrayLike) -> np.ndarray:

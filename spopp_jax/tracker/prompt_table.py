@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from spopp_jax.tracker import task_index
 
+_FEW = 500
+
 
 class PromptTable:
   """Success and failure evidence [P] of a fixed set of tasks.
@@ -128,6 +130,9 @@ class PromptTable:
       return np.arange(len(self.task_ids)), self._version
     recent = itertools.islice(reversed(self._changes), behind)
     rows = np.concatenate([np.zeros(0, np.int64), *recent])
+    if len(rows) < _FEW:
+      # A sort gives the interpreter's lock away, and a dispatch waits for it.
+      return np.array(sorted(set(rows.tolist())), np.int64), self._version
     return np.unique(rows), self._version
 
   def state_dict(self) -> dict[str, np.ndarray]:

@@ -168,8 +168,15 @@ def test_the_last_of_many_is_found_though_its_weight_is_tiny():
 class _Highest:
   """A generator whose every number is the last one below 1."""
 
-  def random(self, size):
-    return np.full(size, np.nextafter(1.0, 0.0))
+  def __init__(self):
+    self.bit_generator = self
+
+  def random_raw(self, size):
+    return np.full(size, 2**64 - 1, np.uint64)
+
+
+def test_the_last_number_below_1_is_drawn():
+  assert prompt_sampling._uniforms(_Highest(), 2).tolist() == [1 - 2.0**-53] * 2
 
 
 @pytest.mark.parametrize('size', [3, 5, 64, 99])
@@ -225,3 +232,11 @@ def test_unsound_weights_are_refused(weight):
 def test_arguments_out_of_range_are_refused(kwargs, words):
   with pytest.raises(ValueError, match=words):
     prompt_sampling.prompt_weights(**kwargs)
+
+
+def test_uniform_numbers_are_those_of_the_generator():
+  ours, theirs = (np.random.default_rng(7) for _ in range(2))
+  for count in (1, 0, 500, 3):
+    got = prompt_sampling._uniforms(ours, count)
+    assert got.tolist() == theirs.random(count).tolist()
+  assert ours.bit_generator.state == theirs.bit_generator.state
