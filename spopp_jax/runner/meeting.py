@@ -96,8 +96,14 @@ def _gather(
         stack.callback(peer.close)
         _greet(peer, address[0], config, peers, refused)
     coordinator = f'{name}:{_free_port(name)}'
-    for peer in peers.values():
-      frames.send(peer, 'welcome', {'coordinator': coordinator})
+    for index, peer in peers.items():
+      try:
+        frames.send(peer, 'welcome', {'coordinator': coordinator})
+      except OSError as error:
+        raise HostsMissing(
+          f'host {index} came and went away again ({error}); start all hosts '
+          'again'
+        ) from error
     stack.pop_all()
   return hosts.Lead(peers), coordinator
 

@@ -134,6 +134,25 @@ def test_two_hosts_with_one_index_are_refused(settings):
   close(lead, one, two)
 
 
+def test_a_host_that_came_and_went_is_named(settings, monkeypatch):
+  send = frames.send
+
+  def fail(peer, kind, *contents):
+    if kind == 'welcome':
+      peer.close()
+      raise BrokenPipeError('gone')
+    send(peer, kind, *contents)
+
+  monkeypatch.setattr(frames, 'send', fail)
+  lead, other = start(
+    settings(0, count=2, timeout_s=1.0), settings(1, count=2, timeout_s=1.0)
+  )
+  assert isinstance(lead, meeting.HostsMissing)
+  assert 'host 1 came and went away again (gone)' in str(lead)
+  assert isinstance(other, meeting.HostsMissing)
+  assert settings.started == []
+
+
 def test_strangers_do_not_keep_the_hosts_from_each_other(settings, caplog):
   caplog.set_level(logging.WARNING)
   config = settings(0, count=2)
