@@ -1,7 +1,9 @@
 """config.json as Hugging Face writes it <-> the sizes of a decoder.
 
 Both spellings of the rotary settings are read, `rope_theta` with `rope_scaling`
-and `rope_parameters`; the first is written, which every reader knows.
+and `rope_parameters`. Written is the first, which every reader knows, and for
+Qwen3.5 the second, which its readers alone know. Of a Qwen3.5 that also sees
+pictures the text decoder is read.
 """
 
 import dataclasses
@@ -10,15 +12,29 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from spopp_jax.models import dense, layers
+from spopp_jax.models import dense, layers, qwen3_5
 
-_ARCHITECTURES = {'qwen3': 'Qwen3ForCausalLM', 'llama': 'LlamaForCausalLM'}
+_ARCHITECTURES = {
+  'qwen3': 'Qwen3ForCausalLM',
+  'llama': 'LlamaForCausalLM',
+  'qwen3_5_text': 'Qwen3_5ForCausalLM',
+}
 # Settings that a decoder of this project has one value of.
 _FIXED = {
   'hidden_act': 'silu',
   'attention_bias': False,
   'mlp_bias': False,
   'use_sliding_window': False,
+  'attn_output_gate': True,
+  'mamba_ssm_dtype': 'float32',
+}
+# Of a Qwen3.5 alone; the defaults are those of its checkpoints.
+_DELTA_NET = {
+  'linear_conv_kernel_dim': 4,
+  'linear_num_key_heads': 16,
+  'linear_num_value_heads': 32,
+  'linear_key_head_dim': 128,
+  'linear_value_head_dim': 128,
 }
 _SIZES = (
   'vocab_size',
@@ -54,6 +70,9 @@ def from_fields(fields: Mapping[str, Any]) -> dense.DecoderConfig:
     ValueError: another kind of model, or a setting that is missing or has no
       counterpart here.
   """
+  if fields.get('model_type') == 'qwen3_5':
+    tied = fields.get('tie_word_embeddings', False)
+    fields = {'tie_word_embeddings': tied} | fields.get('text_config', {})
   kind = fields.get('model_type')
   if kind not in _ARCHITECTURES:
     raise ValueError(
@@ -70,30 +89,79 @@ def from_fields(fields: Mapping[str, Any]) -> dense.DecoderConfig:
   rope = dict(fields.get('rope_parameters') or {})
   rope |= fields.get('rope_scaling') or {}
   theta = rope.pop('rope_theta', None) or fields.get('rope_theta', 10_000.0)
-  return dense.DecoderConfig(
-    **sizes,
-    num_key_value_heads=fields.get('num_key_value_heads') or heads,
-    head_dim=fields.get('head_dim') or sizes['hidden_size'] // heads,
-    rope_theta=theta,
-    rms_norm_eps=fields.get('rms_norm_eps', 1e-6),
-    tie_word_embeddings=fields.get('tie_word_embeddings', False),
-    qk_norm=kind == 'qwen3',
-    rope_scaling=_scaling(rope),
-  )
+  sizes |= {
+    'num_key_value_heads': fields.get('num_key_value_heads') or heads,
+    'head_dim': fields.get('head_dim') or sizes['hidden_size'] // heads,
+    'rope_theta': theta,
+    'rms_norm_eps': fields.get('rms_norm_eps', 1e-6),
+    'tie_word_embeddings': fields.get('tie_word_embeddings', False),
+    'qk_norm': kind != 'llama',
+  }
+  if kind == 'qwen3_5_text':
+    return _delta_net(fields, sizes, rope)
+  return dense.DecoderConfig(**sizes, rope_scaling=_scaling(rope))
 
 
 def to_fields(config: dense.DecoderConfig) -> dict[str, Any]:
   """Returns the fields of the config.json of a decoder."""
   fields = dataclasses.asdict(config)
   kind = 'qwen3' if fields.pop('qk_norm') else 'llama'
-  if fields['rope_scaling'] is not None:
+  if isinstance(config, qwen3_5.Config):
+    kind = 'qwen3_5_text'
+    del fields['rope_scaling']
+    fields['rope_parameters'] = {
+      'rope_type': 'default',
+      'rope_theta': fields.pop('rope_theta'),
+      'partial_rotary_factor': fields.pop('partial_rotary_factor'),
+    }
+  elif fields['rope_scaling'] is not None:
     fields['rope_scaling'] |= {'rope_type': 'llama3'}
+  fixed = dict(_FIXED)
+  if kind != 'qwen3_5_text':
+    del fixed['attn_output_gate'], fixed['mamba_ssm_dtype']
   return {
     'architectures': [_ARCHITECTURES[kind]],
     'model_type': kind,
-    **_FIXED,
+    **fixed,
     **fields,
   }
+
+
+def from_sizes(values: Mapping[str, Any]) -> dense.DecoderConfig:
+  """Returns the sizes that `dataclasses.asdict` gave, also after JSON.
+
+  Raises:
+    TypeError, ValueError: they are no sizes of a decoder.
+  """
+  if 'layer_types' in values:
+    types = tuple(values['layer_types'])
+    return qwen3_5.Config(**{**values, 'layer_types': types})
+  scaling = values.get('rope_scaling')
+  if scaling is not None:
+    values = {**values, 'rope_scaling': layers.RopeScaling(**scaling)}
+  return dense.DecoderConfig(**values)
+
+
+def _delta_net(
+  fields: Mapping[str, Any], sizes: dict[str, Any], rope: dict[str, Any]
+) -> qwen3_5.Config:
+  # Only pictures have a second and a third position.
+  for name in ('mrope_section', 'mrope_interleaved'):
+    rope.pop(name, None)
+  share = rope.pop('partial_rotary_factor', None)
+  if _scaling(rope) is not None:
+    raise ValueError('Qwen3.5 has no rope_scaling')
+  interval = fields.get('full_attention_interval', 4)
+  types = fields.get('layer_types') or [
+    qwen3_5.LINEAR if layer % interval else qwen3_5.FULL
+    for layer in range(1, sizes['num_hidden_layers'] + 1)
+  ]
+  return qwen3_5.Config(
+    **sizes,
+    layer_types=tuple(types),
+    partial_rotary_factor=share or fields.get('partial_rotary_factor', 0.25),
+    **{name: fields.get(name, value) for name, value in _DELTA_NET.items()},
+  )
 
 
 def _scaling(rope: dict[str, Any]) -> layers.RopeScaling | None:

@@ -1,14 +1,15 @@
 """Dense decoders, Qwen3 and Llama: grouped queries, rotary, SwiGLU.
 
-Qwen3 normalizes queries and keys, Llama does not; SmolLM2 is a Llama.
+Qwen3 normalizes queries and keys, Llama does not; SmolLM2 is a Llama. A family
+whose layers mix tokens in another way derives its sizes from `DecoderConfig`
+and says there which module each layer mixes with (`qwen3_5`).
 
 Parameter paths equal the Hugging Face names (`model.layers.0.self_attn.
 q_proj.weight`), so saving and loading safetensors is a rename.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import chex
 import jax
@@ -16,6 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from spopp_jax.models import layers
+
+# Position of a token that is not there; above every length of a cache.
+ABSENT = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +54,15 @@ class DecoderConfig:
   qk_norm: bool = True
   rope_scaling: layers.RopeScaling | None = None
 
+  # (1 + weight) norms, gated attention and heads that are rotated in part are
+  # what other families have.
+  norm_offset: ClassVar[float] = 0.0
+  gated_attention: ClassVar[bool] = False
+
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if field.name == 'rope_scaling':
+      if field.type not in (int, float, bool):
         continue
       allowed: tuple[Any, ...] = (
         (int, float) if field.type is float else (field.type,)
@@ -71,17 +80,39 @@ class DecoderConfig:
     if self.head_dim % 2:
       raise ValueError(f'head_dim ({self.head_dim}) must be even')
 
+  @property
+  def rotary_dim(self) -> int:
+    """How many of the first dimensions of a head are rotated."""
+    return self.head_dim
 
-def config_from(values: Mapping[str, Any]) -> DecoderConfig:
-  """Returns the sizes that `dataclasses.asdict` gave, also after JSON.
+  def mixer(self, layer: int, rngs: nnx.Rngs) -> tuple[str, 'Mixer']:
+    """Returns the name and the module by which a layer mixes tokens."""
+    del layer
+    return 'self_attn', Attention(self, rngs=rngs)
 
-  Raises:
-    TypeError, ValueError: they are no sizes of a decoder.
+  def empty_cache(self, layer: int, batch: int, length: int) -> 'Cache':
+    """Returns the zeroed cache of a layer; see `empty_caches`."""
+    del layer
+    shape = (batch, length, self.num_key_value_heads, self.head_dim)
+    return KVCache(jnp.zeros(shape), jnp.zeros(shape))
+
+
+class Context(NamedTuple):
+  """What the layers know of the tokens beside their hidden states.
+
+  Attributes:
+    positions: [B, S] int32, restarting at 0 in every sequence.
+    mask: [B, S, keys] bool; True where a query sees a key.
+    segment_ids: [B, S] int32; sequences in packed rows. With a cache 1, and 0
+      for tokens that are not there.
+    rows: [B] int32; the row of the cache that each sequence has, or None when
+      they are those of the cache in its order.
   """
-  scaling = values.get('rope_scaling')
-  if scaling is not None:
-    values = {**values, 'rope_scaling': layers.RopeScaling(**scaling)}
-  return DecoderConfig(**values)
+
+  positions: jax.Array
+  mask: jax.Array
+  segment_ids: jax.Array
+  rows: jax.Array | None
 
 
 class KVCache(NamedTuple):
@@ -91,15 +122,32 @@ class KVCache(NamedTuple):
   values: jax.Array
 
 
+Cache = Any  # one layer's: a NamedTuple of arrays [B, ...]
+
+
+class Mixer(Protocol):
+  """The part of a layer through which tokens see each other."""
+
+  def __call__(
+    self, hidden: jax.Array, context: Context, cache: Cache | None
+  ) -> tuple[jax.Array, Cache | None]:
+    """Maps [B, S, D] to [B, S, D] and extends the cache, if there is one."""
+
+
 class Attention(nnx.Module):
-  """Causal grouped-query attention over packed rows or a cache."""
+  """Causal grouped-query attention over packed rows or a cache.
+
+  Gated, every head's output is multiplied by the sigmoid of a gate that q_proj
+  gives beside the head's query.
+  """
 
   def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
     c = config
     self.config = config
     queries = c.num_attention_heads * c.head_dim
+    gates = queries if c.gated_attention else 0
     keys = c.num_key_value_heads * c.head_dim
-    self.q_proj = layers.Linear(c.hidden_size, queries, rngs=rngs)
+    self.q_proj = layers.Linear(c.hidden_size, queries + gates, rngs=rngs)
     self.k_proj = layers.Linear(c.hidden_size, keys, rngs=rngs)
     self.v_proj = layers.Linear(c.hidden_size, keys, rngs=rngs)
     self.o_proj = layers.Linear(
@@ -109,23 +157,18 @@ class Attention(nnx.Module):
       scale=(2 * c.num_hidden_layers) ** -0.5,
     )
     if c.qk_norm:
-      self.q_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
-      self.k_norm = layers.RMSNorm(c.head_dim, epsilon=c.rms_norm_eps)
+      self.q_norm = norm(c, c.head_dim)
+      self.k_norm = norm(c, c.head_dim)
 
   def __call__(
-    self,
-    hidden: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
-    cache: KVCache | None,
+    self, hidden: jax.Array, context: Context, cache: KVCache | None
   ) -> tuple[jax.Array, KVCache | None]:
     """Attends within the row, or to the cache after writing to it.
 
     Args:
       hidden: [B, S, D] float.
-      positions: [B, S] int32; also the index in the cache. Positions at or
-        above the cache's length are not written.
-      mask: [B, S, keys] bool; True where a query sees a key.
+      context: positions are also the index in the cache; those at or above
+        its length are not written.
       cache: the layer's cache, or None.
 
     Returns:
@@ -137,25 +180,52 @@ class Attention(nnx.Module):
     queries = split(self.q_proj(hidden))
     keys = split(self.k_proj(hidden))
     values = split(self.v_proj(hidden))
+    if c.gated_attention:
+      both = queries.reshape(batch, length, -1, 2, c.head_dim)
+      queries, gates = both[:, :, :, 0], both[:, :, :, 1]
     if c.qk_norm:
       queries, keys = self.q_norm(queries), self.k_norm(keys)
     frequencies = layers.rotary_frequencies(
-      c.head_dim, c.rope_theta, c.rope_scaling
+      c.rotary_dim, c.rope_theta, c.rope_scaling
     )
-    queries = layers.rotary(queries, positions, frequencies)
-    keys = layers.rotary(keys, positions, frequencies)
+    queries = layers.rotary(queries, context.positions, frequencies)
+    keys = layers.rotary(keys, context.positions, frequencies)
     if cache is not None:
-      rows = jnp.arange(batch)[:, None]
-      cache = KVCache(
-        cache.keys.at[rows, positions].set(keys, mode='drop'),
-        cache.values.at[rows, positions].set(values, mode='drop'),
-      )
-      keys = cache.keys[:, : mask.shape[-1]]
-      values = cache.values[:, : mask.shape[-1]]
+      cache, keys, values = _write_and_read(cache, keys, values, context)
     attended = jax.nn.dot_product_attention(
-      queries, keys, values, mask=mask[:, None]
+      queries, keys, values, mask=context.mask[:, None]
     )
+    if c.gated_attention:
+      attended = attended * jax.nn.sigmoid(gates)
     return self.o_proj(attended.reshape(batch, length, -1)), cache
+
+
+def norm(config: DecoderConfig, features: int) -> layers.RMSNorm:
+  """Returns an RMSNorm of the family's kind."""
+  return layers.RMSNorm(
+    features, epsilon=config.rms_norm_eps, offset=config.norm_offset
+  )
+
+
+def _write_and_read(
+  cache: KVCache, keys: jax.Array, values: jax.Array, context: Context
+) -> tuple[KVCache, jax.Array, jax.Array]:
+  """Returns the cache with new keys and values, and what it has for the rows.
+
+  A sequence reads the positions below the width of the mask.
+  """
+  rows = context.rows
+  if rows is None:
+    rows = jnp.arange(len(keys))
+  where = (rows[:, None], context.positions)
+  cache = KVCache(
+    cache.keys.at[where].set(keys.astype(cache.keys.dtype), mode='drop'),
+    cache.values.at[where].set(values.astype(cache.values.dtype), mode='drop'),
+  )
+  width = context.mask.shape[-1]
+  if context.rows is None:
+    return cache, cache.keys[:, :width], cache.values[:, :width]
+  return cache, cache.keys[rows, :width], cache.values[rows, :width]
 
 
 class MLP(nnx.Module):
@@ -182,23 +252,22 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-  """Pre-norm attention and SwiGLU, each with a residual."""
+  """Pre-norm mixing of tokens and SwiGLU, each with a residual."""
 
-  def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-    norm = lambda: layers.RMSNorm(
-      config.hidden_size, epsilon=config.rms_norm_eps
-    )
-    self.input_layernorm = norm()
-    self.self_attn = Attention(config, rngs=rngs)
-    self.post_attention_layernorm = norm()
+  def __init__(self, config: DecoderConfig, layer: int, *, rngs: nnx.Rngs):
+    self.input_layernorm = norm(config, config.hidden_size)
+    self.mixer_name, mixer = config.mixer(layer, rngs)
+    setattr(self, self.mixer_name, mixer)
+    self.post_attention_layernorm = norm(config, config.hidden_size)
     self.mlp = MLP(config, rngs=rngs)
 
-  def __call__(self, hidden, positions, mask, cache):
-    """Applies the block; shapes as in `Attention`."""
-    attended, cache = self.self_attn(
-      self.input_layernorm(hidden), positions, mask, cache
-    )
-    hidden = hidden + attended
+  def __call__(
+    self, hidden: jax.Array, context: Context, cache: Cache | None
+  ) -> tuple[jax.Array, Cache | None]:
+    """Applies the block; shapes as in `Mixer`."""
+    mixer = getattr(self, self.mixer_name)
+    mixed, cache = mixer(self.input_layernorm(hidden), context, cache)
+    hidden = hidden + mixed
     return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache
 
 
@@ -210,16 +279,16 @@ class Trunk(nnx.Module):
       config.vocab_size, config.hidden_size, rngs=rngs
     )
     self.layers = nnx.List(
-      [Block(config, rngs=rngs) for _ in range(config.num_hidden_layers)]
+      [Block(config, i, rngs=rngs) for i in range(config.num_hidden_layers)]
     )
-    self.norm = layers.RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps)
+    self.norm = norm(config, config.hidden_size)
 
-  def __call__(self, tokens, positions, mask, caches):
+  def __call__(self, tokens, context, caches):
     """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
     hidden = self.embed_tokens(tokens)
     new_caches = []
     for block, cache in zip(self.layers, caches, strict=True):
-      hidden, cache = block(hidden, positions, mask, cache)
+      hidden, cache = block(hidden, context, cache)
       new_caches.append(cache)
     return self.norm(hidden), tuple(new_caches)
 
@@ -254,31 +323,44 @@ class Decoder(nnx.Module):
     causal = index[:, None] >= index[None, :]
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
     no_caches = (None,) * self.config.num_hidden_layers
-    return self.model(tokens, positions, same & causal[None], no_caches)[0]
+    context = Context(positions, same & causal[None], segment_ids, None)
+    return self.model(tokens, context, no_caches)[0]
 
   def extend(
     self,
     tokens: jax.Array,
     positions: jax.Array,
-    caches: tuple[KVCache, ...],
+    caches: tuple[Cache, ...],
     attend_length: int,
-  ) -> tuple[jax.Array, tuple[KVCache, ...]]:
+    rows: jax.Array | None = None,
+  ) -> tuple[jax.Array, tuple[Cache, ...]]:
     """Feeds new tokens to cached sequences.
+
+    A sequence that is fed its position 0 starts anew, whatever its row held.
 
     Args:
       tokens: [B, C] int32.
-      positions: [B, C] int32; set to the cache's length or more for tokens
-        that are not there: they are not written and their output is void.
+      positions: [B, C] int32, rising by one; ABSENT for tokens that are not
+        there, which follow those that are: they change no cache and their
+        output is void.
       caches: one cache a layer, filled below each sequence's first position.
       attend_length: static; keys at or above this position are not read, so
         every valid position must be below it.
+      rows: [B] int32; the row of the caches that each sequence has, no row
+        twice; None when there are as many and in their order. A row beyond the
+        last is none: nothing is written.
 
     Returns:
       Hidden states [B, C, D] and the extended caches.
     """
     keys = jnp.arange(attend_length)
-    mask = keys[None, None, :] <= positions[:, :, None]
-    return self.model(tokens, positions, mask, caches)
+    context = Context(
+      positions=positions,
+      mask=keys[None, None, :] <= positions[:, :, None],
+      segment_ids=(positions < ABSENT).astype(jnp.int32),
+      rows=rows,
+    )
+    return self.model(tokens, context, caches)
 
   def output_matrix(self) -> jax.Array:
     """Returns W [V, D]: the logits are hidden @ W.T."""
@@ -295,9 +377,9 @@ class Decoder(nnx.Module):
 
 def empty_caches(
   config: DecoderConfig, batch: int, length: int
-) -> tuple[KVCache, ...]:
+) -> tuple[Cache, ...]:
   """Returns zeroed caches for `batch` sequences of at most `length`."""
-  c = config
-  shape = (batch, length, c.num_key_value_heads, c.head_dim)
-  empty = lambda: KVCache(jnp.zeros(shape), jnp.zeros(shape))
-  return tuple(empty() for _ in range(c.num_hidden_layers))
+  return tuple(
+    config.empty_cache(layer, batch, length)
+    for layer in range(config.num_hidden_layers)
+  )

@@ -57,11 +57,12 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) * weight, computed in float32."""
+  """x / rms(x) * (offset + weight), computed in float32; first x / rms(x)."""
 
-  def __init__(self, features: int, *, epsilon: float):
-    self.weight = nnx.Param(jnp.ones((features,)))
+  def __init__(self, features: int, *, epsilon: float, offset: float = 0.0):
+    self.weight = nnx.Param(jnp.full((features,), 1.0 - offset))
     self.epsilon = epsilon
+    self.offset = offset
 
   def __call__(self, inputs: jax.Array) -> jax.Array:
     """Normalizes the last axis."""
@@ -69,8 +70,8 @@ class RMSNorm(nnx.Module):
     x = x * jax.lax.rsqrt(
       jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon
     )
-    weight = jnp.broadcast_to(self.weight[...], x.shape)
-    return (x * weight).astype(inputs.dtype)
+    weight = self.weight[...].astype(jnp.float32) + self.offset
+    return (x * jnp.broadcast_to(weight, x.shape)).astype(inputs.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,16 +107,16 @@ class RopeScaling:
 
 
 def rotary_frequencies(
-  head_dim: int, theta: float, scaling: RopeScaling | None = None
+  rotary_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> np.ndarray:
-  """Returns theta^(-2i/D), scaled if asked: [D/2] float32, radians a position.
+  """Returns theta^(-2i/R), scaled if asked: [R/2] float32, radians a position.
 
   Args:
-    head_dim: D, even.
+    rotary_dim: R, even; dimensions of a head that are rotated.
     theta: base.
     scaling: of Llama 3.
   """
-  half = head_dim // 2
+  half = rotary_dim // 2
   frequencies = theta ** (-np.arange(half, dtype=np.float64) / half)
   if scaling is not None:
     s = scaling
@@ -131,12 +132,12 @@ def rotary_frequencies(
 def rotary(
   inputs: jax.Array, positions: jax.Array, frequencies: np.ndarray
 ) -> jax.Array:
-  """Rotates head vectors by their positions (half-split pairing).
+  """Rotates the first R of the D dimensions of heads (half-split pairing).
 
   Args:
-    inputs: [B, S, H, D] float; D even.
+    inputs: [B, S, H, D] float.
     positions: [B, S] int32.
-    frequencies: [D/2] float32, radians a position.
+    frequencies: [R/2] float32, radians a position.
 
   Returns:
     [B, S, H, D] in the dtype of `inputs`.
@@ -144,7 +145,14 @@ def rotary(
   chex.assert_rank([inputs, positions], [4, 2])
   angle = positions[:, :, None, None] * frequencies[None, None, None, :]
   cos, sin = jnp.cos(angle), jnp.sin(angle)
-  first, second = jnp.split(inputs.astype(jnp.float32), 2, axis=-1)
+  x, half = inputs.astype(jnp.float32), len(frequencies)
+  first, second, rest = jnp.split(x, (half, 2 * half), axis=-1)
   return jnp.concatenate(
-    [first * cos - second * sin, second * cos + first * sin], axis=-1
+    [first * cos - second * sin, second * cos + first * sin, rest], axis=-1
   ).astype(inputs.dtype)
+
+
+def unit_length(inputs: jax.Array) -> jax.Array:
+  """Returns x / sqrt(x . x + 1e-6) along the last axis."""
+  square = jnp.sum(jnp.square(inputs), axis=-1, keepdims=True)
+  return inputs * jax.lax.rsqrt(square + 1e-6)

@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spopp_jax.models import config_files, dense, parameters, tensor_files
+from spopp_jax.models import (
+  config_files,
+  dense,
+  parameters,
+  qwen3_5,
+  tensor_files,
+)
 from spopp_jax.models import tokenizer as tokenizer_lib
 
 
@@ -60,10 +66,24 @@ def load(directory: str | pathlib.Path) -> Policy:
     )
   try:
     params = tensor_files.read(directory)
-    parameters.check(config, _without_tied(config, params))
+    params = _without_tied(config, _text_decoder(config, params))
+    parameters.check(config, params)
   except ValueError as error:
     raise PolicyError(f'{directory}: {error}') from error
   return Policy(config, params, tokenizer)
+
+
+def _text_decoder(
+  config: dense.DecoderConfig, params: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Takes a Qwen3.5 out of what also sees pictures and drafts tokens."""
+  if not isinstance(config, qwen3_5.Config):
+    return params
+  return {
+    name.replace('model.language_model.', 'model.', 1): array
+    for name, array in params.items()
+    if not name.startswith(('model.visual.', 'mtp.'))
+  }
 
 
 def _without_tied(

@@ -6,7 +6,7 @@ import ml_collections
 from spopp_jax import types
 from spopp_jax.learner import state as state_lib
 from spopp_jax.learner import update
-from spopp_jax.models import dense
+from spopp_jax.models import config_files
 from spopp_jax.runner import hosts, training
 
 
@@ -29,7 +29,7 @@ def follow(config: ml_collections.ConfigDict, lead: hosts.Follower) -> int:
   for kind, values, arrays in lead.commands():
     if kind == 'begin':
       learner = training.make_learner(
-        config, dense.config_from(values), announce=update.silent
+        config, config_files.from_sizes(values), announce=update.silent
       )
       continue
     if learner is None:

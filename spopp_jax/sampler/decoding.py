@@ -52,7 +52,7 @@ class Turns(NamedTuple):
 
 def advance(
   params: parameters.Parameters,
-  caches: tuple[dense.KVCache, ...],
+  caches: tuple[dense.Cache, ...],
   feed: jax.Array,
   start: jax.Array,
   fed: jax.Array,
@@ -63,14 +63,14 @@ def advance(
   max_turn_tokens: int,
   attend_length: int,
   truncation_width: int,
-) -> tuple[tuple[dense.KVCache, ...], Turns]:
+) -> tuple[tuple[dense.Cache, ...], Turns]:
   """Feeds `feed` and samples a turn of each slot that has a budget.
 
   The last token of a turn is sampled but not fed: the next call feeds it.
 
   Args:
     params: the decoder's parameters by name.
-    caches: one KVCache a layer, donated.
+    caches: one a layer, donated.
     feed: [B, C] int32 tokens to feed.
     start: [B] int32; position of the first fed token.
     fed: [B] int32; how many of `feed` are there.
@@ -88,7 +88,6 @@ def advance(
   decoder = parameters.bind(graphdef, params)
   logits, caches = _feed(decoder, caches, feed, start, fed, attend_length)
   first = start + fed  # where the first sampled token stands
-  absent = caches[0].keys.shape[1]
   keys = jax.vmap(jax.random.key)(settings.seed)
 
   def sample(step, logits, turns):
@@ -101,8 +100,8 @@ def advance(
   def extend_and_sample(carry):
     step, turns, caches = carry
     token = jax.lax.dynamic_slice_in_dim(turns.tokens, step - 1, 1, axis=1)
-    # Ended slots feed nothing: their position lies beyond the cache.
-    position = jnp.where(turns.alive, first + step - 1, absent)
+    # Ended slots feed nothing: their position is none.
+    position = jnp.where(turns.alive, first + step - 1, dense.ABSENT)
     hidden, caches = decoder.extend(
       token, position[:, None], caches, attend_length
     )
@@ -121,17 +120,16 @@ def advance(
 
 def _feed(
   decoder: dense.Decoder,
-  caches: tuple[dense.KVCache, ...],
+  caches: tuple[dense.Cache, ...],
   feed: jax.Array,
   start: jax.Array,
   fed: jax.Array,
   attend_length: int,
-) -> tuple[jax.Array, tuple[dense.KVCache, ...]]:
+) -> tuple[jax.Array, tuple[dense.Cache, ...]]:
   """Feeds queued tokens; returns the logits [B, V] after the last of each."""
-  absent = caches[0].keys.shape[1]
   offsets = jnp.arange(feed.shape[1])[None, :]
   positions = jnp.where(
-    offsets < fed[:, None], start[:, None] + offsets, absent
+    offsets < fed[:, None], start[:, None] + offsets, dense.ABSENT
   )
   hidden, caches = decoder.extend(feed, positions, caches, attend_length)
   last = jnp.maximum(fed - 1, 0)[:, None, None]

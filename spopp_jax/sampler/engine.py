@@ -194,7 +194,7 @@ class DecodeEngine:
       self._end_turn(slot, turns) for slot in active if settings.budget[slot]
     ]
 
-  def _empty_caches(self) -> tuple[dense.KVCache, ...]:
+  def _empty_caches(self) -> tuple[dense.Cache, ...]:
     return dense.empty_caches(self._config, self.num_slots, self.max_context)
 
   def _set_turn(

@@ -293,7 +293,7 @@ def test_residual_branches_start_small_with_depth():
 
   @jax.jit
   def weights():
-    block = dense.Block(deep, rngs=nnx.Rngs(0))
+    block = dense.Block(deep, 0, rngs=nnx.Rngs(0))
     return block.self_attn.o_proj.weight[...], block.mlp.down_proj.weight[...]
 
   for weight, inputs in zip(weights(), (24, 20), strict=True):

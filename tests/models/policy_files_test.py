@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 
@@ -5,7 +6,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from spopp_jax.models import dense, parameters, policy_files, tokenizer
+from spopp_jax.models import (
+  dense,
+  parameters,
+  policy_files,
+  qwen3_5,
+  tensor_files,
+  tokenizer,
+)
 
 
 def make_policy(vocab_size=None):
@@ -143,3 +151,70 @@ def test_a_tokenizer_may_not_exceed_the_vocabulary(tmp_path):
     match=f'less: the tokenizer has {size} ids.*{size - 1}',
   ):
     policy_files.load(tmp_path / 'less')
+
+
+def qwen3_5_policy():
+  config = qwen3_5.Config(
+    vocab_size=make_policy().config.vocab_size,
+    hidden_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    intermediate_size=12,
+    layer_types=('linear_attention', 'full_attention'),
+    partial_rotary_factor=0.5,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=4,
+    linear_value_head_dim=4,
+  )
+  params = parameters.initial(config, 0)
+  words = make_policy().tokenizer
+  return policy_files.Policy(
+    config, {k: np.asarray(v) for k, v in params.items()}, words
+  )
+
+
+def test_a_qwen3_5_that_sees_pictures_gives_its_text_decoder(tmp_path):
+  policy = qwen3_5_policy()
+  policy_files.save(tmp_path, policy)
+  path = tmp_path / 'config.json'
+  text = json.loads(path.read_text())
+  tied = text.pop('tie_word_embeddings')
+  whole = {
+    'model_type': 'qwen3_5',
+    'architectures': ['Qwen3_5ForConditionalGeneration'],
+    'tie_word_embeddings': tied,
+    'text_config': text,
+    'vision_config': {'depth': 2},
+  }
+  path.write_text(json.dumps(whole))
+  arrays = {
+    name.replace('model.', 'model.language_model.', 1): value
+    for name, value in policy.params.items()
+  }
+  extra = {'model.visual.blocks.0.weight', 'mtp.layers.0.mlp.up_proj.weight'}
+  arrays |= {name: np.zeros((2, 3), np.float32) for name in extra}
+  tensor_files.write(tmp_path, arrays)
+  got = policy_files.load(tmp_path)
+  assert got.config == policy.config
+  assert got.params.keys() == policy.params.keys()
+  for name, value in policy.params.items():
+    np.testing.assert_array_equal(got.params[name], value)
+
+
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    ({'layer_types': ('linear_attention',)}, 'for each of 2 layers'),
+    ({'layer_types': ('full_attention', 'window')}, 'window'),
+    ({'partial_rotary_factor': 0.3}, r'partial_rotary_factor \(0.3\)'),
+    ({'linear_num_value_heads': 3, 'linear_num_key_heads': 2}, 'multiple of'),
+    ({'qk_norm': False}, 'normalizes'),
+    ({'linear_key_head_dim': 0}, r'linear_key_head_dim \(0\)'),
+  ],
+)
+def test_impossible_sizes_of_a_qwen3_5_are_refused(change, words):
+  with pytest.raises(ValueError, match=words):
+    dataclasses.replace(qwen3_5_policy().config, **change)

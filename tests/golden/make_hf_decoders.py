@@ -1,6 +1,6 @@
-"""Makes hf_dense.npz: what transformers computes for small random decoders.
+"""Makes hf_decoders.npz: what transformers computes for small random decoders.
 
-  python make_hf_dense.py          # needs torch and transformers
+  python make_hf_decoders.py          # needs torch and transformers
 
 Parameters are normal numbers of numpy's generator, drawn by sorted name. Kept
 are the logits of one sequence and, of the mean cross-entropy of its next
@@ -63,6 +63,41 @@ VARIANTS = {
     'rope_scaling': {**LLAMA3, 'factor': 32.0, 'high_freq_factor': 2.0},
     'rms_norm_eps': 1e-5,
   },
+  # Every key head serves two value heads; the widths all differ.
+  'qwen3_5_tied': {
+    'model_type': 'qwen3_5_text',
+    'tie_word_embeddings': True,
+    'rope_parameters': {
+      'rope_type': 'default',
+      'rope_theta': 1e6,
+      'partial_rotary_factor': 0.5,
+    },
+    'layer_types': ['linear_attention', 'full_attention'],
+    'rms_norm_eps': 1e-6,
+    'linear_conv_kernel_dim': 4,
+    'linear_num_key_heads': 2,
+    'linear_num_value_heads': 4,
+    'linear_key_head_dim': 6,
+    'linear_value_head_dim': 10,
+  },
+  'qwen3_5_untied': {
+    'model_type': 'qwen3_5_text',
+    'tie_word_embeddings': False,
+    'rope_parameters': {
+      'rope_type': 'default',
+      'rope_theta': 1e4,
+      'partial_rotary_factor': 0.25,
+    },
+    'num_hidden_layers': 4,
+    'head_dim': 16,
+    'layer_types': [*['linear_attention'] * 3, 'full_attention'],
+    'rms_norm_eps': 1e-3,
+    'linear_conv_kernel_dim': 3,
+    'linear_num_key_heads': 3,
+    'linear_num_value_heads': 3,
+    'linear_key_head_dim': 8,
+    'linear_value_head_dim': 4,
+  },
 }
 
 
@@ -72,7 +107,7 @@ def fields(variant):
 
 
 def random_parameters(shapes, seed=0):
-  """Returns float32 parameters by name; the norms' weights are not one."""
+  """Returns float32 parameters by name; no weight has its usual value."""
   rng = np.random.default_rng(seed)
   return {
     name: rng.normal(
@@ -90,7 +125,12 @@ def reference(variant):
   """Returns logits [LENGTH, VOCAB] and gradients by name, of transformers."""
   import torch
   import transformers
+  from transformers.models.qwen3_5 import modeling_qwen3_5
 
+  # Its chunked form subtracts cumulated decays and loses digits by that.
+  modeling_qwen3_5.torch_chunk_gated_delta_rule = (
+    modeling_qwen3_5.torch_recurrent_gated_delta_rule
+  )
   config = transformers.AutoConfig.for_model(**fields(variant))
   config._attn_implementation = 'eager'
   model = transformers.AutoModelForCausalLM.from_config(config).float()
@@ -130,7 +170,7 @@ def main():
       ]
     )
   np.savez_compressed(
-    pathlib.Path(__file__).with_name('hf_dense.npz'), **arrays
+    pathlib.Path(__file__).with_name('hf_decoders.npz'), **arrays
   )
 
 
