@@ -67,13 +67,13 @@ def delta_rule(
   within = _within_chunks(
     _Tokens(*map(cut, (queries, keys, values, log_decays, rates))), segments
   )
-  empty = jnp.zeros((batch, heads, keys.shape[-1], value_width))
-  state, outputs = jax.lax.scan(
-    _through_chunk, empty if state is None else state, within
-  )
+  before = jnp.zeros((batch, heads, keys.shape[-1], value_width))
+  if state is not None:
+    before = state
+  after, outputs = jax.lax.scan(_through_chunk, before, within)
   outputs = jnp.moveaxis(outputs, (0, 2), (1, 3))  # [B, chunks, size, H, Dv]
   outputs = outputs.reshape(batch, -1, heads, value_width)
-  return outputs[:, :length], state
+  return outputs[:, :length], after
 
 
 def _count_segments(segment_ids: jax.Array, goes_on: bool) -> jax.Array:
