@@ -94,7 +94,7 @@ def make_driver(
       num_slots=config.sampler.slots,
       max_context=config.sampler.context_length,
       max_turn_tokens=config.sampler.max_turn_tokens,
-      end_id=policy.tokenizer.end_id,
+      stop_ids=policy.tokenizer.stop_ids,
     ),
     tasks,
     policy.tokenizer,

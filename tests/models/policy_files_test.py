@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from spopp_jax.models import dense, parameters, policy_files, tokenizer
+from spopp_jax.models import dense, parameters, policy_files, word_tokenizer
 
 
 def make_policy(vocab_size=None):
-  words = tokenizer.WordTokenizer.build(['go to desk 1, then look.'])
+  words = word_tokenizer.WordTokenizer.build(['go to desk 1, then look.'])
   config = dense.DecoderConfig(
     vocab_size=vocab_size or words.vocab_size,
     hidden_size=8,
@@ -49,6 +49,7 @@ def test_every_bit_comes_back(saved):
     'config.json',
     'model.safetensors',
     'tokenizer.json',
+    'tokenizer_config.json',
   }
 
 

@@ -29,7 +29,7 @@ def shared_engine():
     num_slots=8,
     max_context=CONTEXT,
     max_turn_tokens=TURN,
-    end_id=END,
+    stop_ids=(END,),
     feed_buckets=(4, 8),
     attend_multiple=16,
   )

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from spopp_jax.envs import household
-from spopp_jax.models import tokenizer as tokenizer_lib
+from spopp_jax.models import word_tokenizer
 
 SPECIAL = ('<pad>', '<unk>', '<begin>', '<turn>', '<end>')
 
 
 def words(text):
   """The words of a text, in order."""
-  built = tokenizer_lib.WordTokenizer.build([text])
+  built = word_tokenizer.WordTokenizer.build([text])
   return [built.decode([i]) for i in built.encode(text)]
 
 
@@ -31,7 +31,7 @@ def played(size, seed):
 def test_every_admissible_command_comes_back(size):
   texts, commands = played(size, seed=3)
   assert len(commands) > 50
-  built = tokenizer_lib.WordTokenizer.build([*texts, *commands])
+  built = word_tokenizer.WordTokenizer.build([*texts, *commands])
   for command in commands:
     ids = built.action(command)
     assert ids[-1] == built.end_id
@@ -43,7 +43,7 @@ def test_every_admissible_command_comes_back(size):
 def test_no_word_of_an_observation_is_swallowed_or_unknown():
   for size in ('small', 'large'):
     texts, _ = played(size, seed=4)
-    built = tokenizer_lib.WordTokenizer.build(texts)
+    built = word_tokenizer.WordTokenizer.build(texts)
     for text in texts:
       got = built.decode(built.encode(text))
       assert ''.join(got.split()) == ''.join(text.split())
@@ -98,17 +98,17 @@ def test_the_first_observation_in_words():
 
 def test_the_text_of_a_special_token_gives_none():
   text = ' '.join(SPECIAL) + '<end><turn>'
-  built = tokenizer_lib.WordTokenizer.build([text, 'go to bed 1'])
+  built = word_tokenizer.WordTokenizer.build([text, 'go to bed 1'])
   special = [built.begin_id, built.turn_id, built.end_id, 0, 1]
   assert sorted(special) == [0, 1, 2, 3, 4]
   assert not set(built.encode(text).tolist()) & set(special)
   # Text that was not built upon is unknown, not special.
-  other = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
+  other = word_tokenizer.WordTokenizer.build(['go to bed 1'])
   assert set(other.encode(text).tolist()) == {1}
 
 
 def test_unknown_words_keep_their_place():
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
+  built = word_tokenizer.WordTokenizer.build(['go to bed 1'])
   ids = built.encode('go to zebra 1 bed 1')
   assert built.decode(ids) == 'go to <unk> bed 1'
   assert built.decode([built.vocab_size + 5]) == '<unk>'
@@ -117,21 +117,21 @@ def test_unknown_words_keep_their_place():
 
 
 def test_ids_follow_the_words_not_their_order():
-  built = tokenizer_lib.WordTokenizer.build(['look', 'go to bed 1'])
-  again = tokenizer_lib.WordTokenizer.build(['go to bed 1 look look'])
+  built = word_tokenizer.WordTokenizer.build(['look', 'go to bed 1'])
+  again = word_tokenizer.WordTokenizer.build(['go to bed 1 look look'])
   assert built.fingerprint == again.fingerprint
   assert built.vocab_size == 5 + 3
-  more = tokenizer_lib.WordTokenizer.build(['look', 'go to bed 2'])
+  more = word_tokenizer.WordTokenizer.build(['look', 'go to bed 2'])
   assert more.fingerprint != built.fingerprint
 
 
 def test_the_template_of_an_episode():
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1 you see a cup 1'])
+  built = word_tokenizer.WordTokenizer.build(['go to bed 1 you see a cup 1'])
   inside = built.encode('you see a cup 1')
   begin, turn, end = built.begin_id, built.turn_id, built.end_id
   prompt = built.prompt('you see a cup 1')
   np.testing.assert_array_equal(prompt, [begin, *inside, turn])
-  observation = built.observation('you see a cup 1')
+  observation = built.observation('you see a cup 1', np.array([end], np.int32))
   np.testing.assert_array_equal(observation, [*inside, turn])
   action = built.action('go to bed 1')
   np.testing.assert_array_equal(action, [*built.encode('go to bed 1'), end])
@@ -139,7 +139,7 @@ def test_the_template_of_an_episode():
 
 
 def test_a_cut_turn_and_a_sampled_special_token_are_text():
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
+  built = word_tokenizer.WordTokenizer.build(['go to bed 1'])
   go, bed = built.encode('go to bed 1')
   assert built.action_text(np.array([go])) == 'go to'
   assert built.action_text(np.array([], np.int32)) == ''
@@ -149,10 +149,10 @@ def test_a_cut_turn_and_a_sampled_special_token_are_text():
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1, and a cup 2.'])
+  built = word_tokenizer.WordTokenizer.build(['go to bed 1, and a cup 2.'])
   path = tmp_path / 'tokenizer.json'
-  built.save(path)
-  loaded = tokenizer_lib.WordTokenizer.load(path)
+  path.write_bytes(built.files['tokenizer.json'])
+  loaded = word_tokenizer.WordTokenizer.load(path)
   assert loaded.fingerprint == built.fingerprint
   assert loaded.vocab_size == built.vocab_size
   text = 'go to cup 2, and a zebra 3'
@@ -161,24 +161,24 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 
 
 def test_other_splitting_rules_are_another_fingerprint(tmp_path):
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
+  built = word_tokenizer.WordTokenizer.build(['go to bed 1'])
   path = tmp_path / 'tokenizer.json'
-  built.save(path)
+  path.write_bytes(built.files['tokenizer.json'])
   content = json.loads(path.read_text())
   pattern = content['pre_tokenizer']['pattern']
   pattern['Regex'] = pattern['Regex'].replace('go to', 'go up')
   path.write_text(json.dumps(content))
-  loaded = tokenizer_lib.WordTokenizer.load(path)
+  loaded = word_tokenizer.WordTokenizer.load(path)
   assert loaded.fingerprint != built.fingerprint
 
 
 def test_a_tokenizer_without_special_tokens_is_refused(tmp_path):
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
+  built = word_tokenizer.WordTokenizer.build(['go to bed 1'])
   path = tmp_path / 'tokenizer.json'
-  built.save(path)
+  path.write_bytes(built.files['tokenizer.json'])
   content = json.loads(path.read_text())
   vocabulary = content['model']['vocab']
   vocabulary['stop'] = vocabulary.pop('<end>')
   path.write_text(json.dumps(content))
   with pytest.raises(ValueError, match=r'tokenizer\.json.*lacks <end>'):
-    tokenizer_lib.WordTokenizer.load(path)
+    word_tokenizer.WordTokenizer.load(path)
