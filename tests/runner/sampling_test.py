@@ -9,6 +9,7 @@ import small_tokenizers
 import tiny_world
 
 from spopp_jax import envs, types
+from spopp_jax.envs import base as envs_base
 from spopp_jax.models import (
   parameters,
   policy_files,
@@ -168,6 +169,21 @@ def test_a_chat_format_that_does_not_fit_is_refused(tmp_path, words_of_qwen):
     sampling.make_template(config, words_of_qwen)
 
 
+class Refusing:
+  """A task suite of one that says no to whatever it is told."""
+
+  task_ids = ('refuse',)
+
+  def make(self, task_id):
+    return self
+
+  def reset(self):
+    return 'Hi'
+
+  def step(self, action):
+    return envs_base.StepResult('No', done=False, success=False)
+
+
 def says(config, vocab_size, chances):
   """Returns sizes and parameters that draw ids by chance, whatever was said."""
   sizes = dataclasses.replace(
@@ -194,19 +210,18 @@ def test_a_chat_is_played_in_ids(tmp_path, words_of_qwen):
   config = tiny_world.load(
     tmp_path,
     'model.chat_format=qwen3',
-    *('sampler.context_length=1536', 'sampler.max_turn_tokens=3'),
-    *('learner.row_length=1536', 'environment.step_limit=8'),
+    *('sampler.context_length=128', 'sampler.max_turn_tokens=3'),
+    *('learner.row_length=128', 'environment.step_limit=7'),
   )
   sizes, params = says(
     config, words_of_qwen.vocab_size, {word: 0.6, end: 0.2, text_end: 0.2}
   )
   policy = policy_files.Policy(sizes, params, words_of_qwen)
-  tasks = envs.load_tasks(config.environment)
-  driver = sampling.make_driver(config, policy, tasks)
+  driver = sampling.make_driver(config, policy, Refusing())
   driver.load(params, version=0, checksum='')
   request = sampler_base.Request(
     request_id='1',
-    task_id=tasks.task_ids[0],
+    task_id='refuse',
     seed=3,
     policy_version=0,
     sampling=sampling.sampling_params(config),
@@ -216,7 +231,7 @@ def test_a_chat_is_played_in_ids(tmp_path, words_of_qwen):
   for _ in range(200):
     finished += driver.step()
   (trajectory,) = finished
-  assert (trajectory.status, trajectory.num_turns) == (types.Status.OK, 8)
+  assert (trajectory.status, trajectory.num_turns) == (types.Status.OK, 7)
   runs = [
     (is_action, [token for token, _ in run])
     for is_action, run in itertools.groupby(
@@ -225,7 +240,7 @@ def test_a_chat_is_played_in_ids(tmp_path, words_of_qwen):
     )
   ]
   turns = [ids for is_action, ids in runs if is_action]
-  assert len(turns) == 8
+  assert len(turns) == 7
   kinds = set()
   for i, (is_action, ids) in enumerate(runs):
     if is_action:
@@ -242,8 +257,7 @@ def test_a_chat_is_played_in_ids(tmp_path, words_of_qwen):
       ]
       shown = words_of_qwen.decode(ids[len(closing) :])
       assert shown == (
-        '\n<|im_start|>user\nNothing happens.<|im_end|>\n'
-        '<|im_start|>assistant\n'
+        '\n<|im_start|>user\nNo<|im_end|>\n<|im_start|>assistant\n'
       )
   assert kinds == {word, end, text_end}
 
