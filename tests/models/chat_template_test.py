@@ -185,6 +185,16 @@ def test_text_that_spells_a_special_token_ends_nothing(loaded):
   assert trick in words.decode(prompt)
 
 
+def test_text_between_special_tokens_is_encoded_at_once(loaded):
+  words, built = loaded['qwen']
+  template = chat_template.ChatTemplate(words, chat_formats.FORMATS['qwen3'])
+  whole = (
+    '<|im_start|>user\n\nYou<|im_end|>\n<|im_start|>assistant\n'  # one \n\n
+  )
+  assert built.token_to_id('ĊĊ') in template.prompt('\nYou')
+  assert template.prompt('\nYou').tolist() == sampled(built, whole).tolist()
+
+
 def test_the_environment_is_told_the_answer(loaded):
   words, built = loaded['qwen']
   template = chat_template.ChatTemplate(words, chat_formats.FORMATS['qwen3'])

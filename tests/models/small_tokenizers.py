@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 WORDS = (
   'You are a helpful assistant. What is the weather in Zürich? The weather is '
   'rain and the answer is 12. user\n system\n assistant\n tool response '
-  'Question: how many apples? Answer: Hello there, Bye. go to desk 1 '
+  'Question: how many apples? Answer: Hello there, Bye. go to desk 1 \n\n'
 ) * 3
 # Special tokens, then tokens that are added but are not special.
 FAMILIES = {
@@ -45,7 +45,7 @@ def build(family):
   built.train_from_iterator(
     [WORDS],
     trainers.BpeTrainer(
-      vocab_size=380,
+      vocab_size=364,
       show_progress=False,
       initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     ),
