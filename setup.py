@@ -41,6 +41,8 @@ setuptools.setup(
   ],
   extras_require={
     'gguf': ['gguf>=0.17'],
+    # Pretrained tokenizers.
+    'models': ['transformers>=5.20,<6'],
     'test': [
       'gguf>=0.17',
       'grpcio-tools>=1.85.1,<2',
@@ -51,6 +53,7 @@ setuptools.setup(
       'pytest-timeout>=2.3',
       'pytest-xdist>=3.6',
       'ruff>=0.12',
+      'transformers>=5.20,<6',
     ],
     # Only what `experiments/benchmark.py kernels` compares the kernels with.
     'benchmark': ['torch==2.13.0'],

@@ -71,6 +71,12 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     head_dim=16,
     # Width of the feed-forward layer.
     intermediate_size=192,
+    # How turns are written: words (of games) for the policies trained here;
+    # for pretrained tokenizers plain, qwen3, qwen3_nothink, qwen3_5,
+    # qwen3_5_nothink, smollm2 or llama3.
+    chat_format='words',
+    # Words of the system turn of a chat; '' takes the chat format's own.
+    system_prompt='',
   )
   config.cold_start = config_dict.create(
     # Directory of a saved policy to start from; '' trains one on walkthroughs.

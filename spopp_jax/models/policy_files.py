@@ -1,4 +1,7 @@
-"""A policy as a directory: config.json, model.safetensors, tokenizer.json."""
+"""A policy as a directory: config.json, safetensors and tokenizer files.
+
+transformers and vLLM read such a directory as it is.
+"""
 
 import json
 import pathlib
@@ -25,16 +28,20 @@ class Policy(NamedTuple):
 
   config: dense.DecoderConfig
   params: dict[str, np.ndarray]
-  tokenizer: tokenizer_lib.WordTokenizer
+  tokenizer: tokenizer_lib.Tokenizer
 
 
 def save(directory: str | pathlib.Path, policy: Policy) -> None:
-  """Writes the three files; the directory is created."""
+  """Writes the files; the directory is created.
+
+  Tokenizer files are the very bytes that `load` read.
+  """
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
   config = json.dumps(config_files.to_fields(policy.config), indent=2)
   (directory / 'config.json').write_text(config + '\n')
-  policy.tokenizer.save(directory / 'tokenizer.json')
+  for name, content in policy.tokenizer.files.items():
+    (directory / name).write_bytes(content)
   tensor_files.write(directory, policy.params)
 
 
@@ -56,8 +63,8 @@ def load(directory: str | pathlib.Path) -> Policy:
   except ValueError as error:
     raise PolicyError(str(error)) from error
   try:
-    tokenizer = tokenizer_lib.WordTokenizer.load(directory / 'tokenizer.json')
-  except ValueError as error:
+    tokenizer = tokenizer_lib.load(directory)
+  except (ValueError, ModuleNotFoundError) as error:
     raise PolicyError(str(error)) from error
   if tokenizer.vocab_size > config.vocab_size:
     raise PolicyError(

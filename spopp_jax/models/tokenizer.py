@@ -1,151 +1,238 @@
-"""A word-level tokenizer with whole entities, and the episode's template.
+"""What a policy reads and writes ids with: words of the games, or pretrained.
 
-Small policies learn household text in minutes when an entity ("mug 1") and a
-two-word command ("go to") are one token each. Built with `tokenizers`, saved
-as tokenizer.json beside the model.
+Pretrained tokenizers are transformers' fast ones, which are imported when the
+first is loaded (`pip install spopp_jax[models]`).
 """
 
 import hashlib
+import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
-from tokenizers import models, pre_tokenizers
 
-PAD, UNKNOWN, BEGIN, TURN, END = '<pad>', '<unk>', '<begin>', '<turn>', '<end>'
-_SPECIAL = (PAD, UNKNOWN, BEGIN, TURN, END)
-# Leftmost alternative first: fixed phrases of the game's texts, a numbered
-# entity, a word, a punctuation mark.
-_PHRASES = (
-  r'-= Welcome to TextWorld, ALFRED! =-',
-  r'You are in the middle of a room\. Looking quickly around you, you see an?',
-  r'\.\s+Your task is to:',
-  r'You arrive at',
-  r'You are facing the',
-  r'\. Next to it, you see nothing\.',
-  r'\. On the',
-  r'\. The',
-  r'is closed\.',
-  r'is open\. In it',
-  r', you see nothing\.',
-  r', you see an?',
-  r', and an?',
-  r', an?',
-  r'You pick up the',
-  r'You move the',
-  r'You open the',
-  r'You close the',
-  r'You are carrying: an?',
-  r'You are not carrying anything\.',
-  r'Nothing happens\.',
-  r"There's nothing special about",
-  r'from the',
-  r'to the',
-  r'go to',
+from spopp_jax.models import word_tokenizer
+
+# What transformers and vLLM may look for; only tokenizer.json must be there.
+FILES = (
+  'tokenizer.json',
+  'tokenizer_config.json',
+  'special_tokens_map.json',
+  'added_tokens.json',
+  'vocab.json',
+  'merges.txt',
+  'chat_template.jinja',
+  'generation_config.json',
 )
-_WORDS = r'[a-zA-Z]+ \d+|[a-zA-Z]+|\d+|[^\sa-zA-Z\d]'
+# Ends of a turn or text in the families that are known here.
+_STOP_TOKENS = (
+  '<|im_end|>',
+  '<|endoftext|>',
+  '<|eot_id|>',
+  '<|eom_id|>',
+  '<|end_of_text|>',
+)
 
 
-class WordTokenizer:
-  """Maps text to ids and sampled ids back to the command they spell.
-
-  Every token of the text is separated by white space when decoded, which
-  gives commands back exactly ("take mug 1 from desk 1").
-  """
-
-  def __init__(self, tokenizer: tokenizers.Tokenizer):
-    self._tokenizer = tokenizer
-    missing = [t for t in _SPECIAL if tokenizer.token_to_id(t) is None]
-    if missing:
-      raise ValueError(
-        f'the tokenizer lacks {", ".join(missing)}; build it with '
-        'WordTokenizer.build'
-      )
-    vocabulary = tokenizer.get_vocab()
-    self.begin_id: int = vocabulary[BEGIN]
-    self.turn_id: int = vocabulary[TURN]
-    self.end_id: int = vocabulary[END]
-
-  @classmethod
-  def build(cls, texts: Iterable[str]) -> 'WordTokenizer':
-    """Returns a tokenizer that knows every word of the texts.
-
-    Args:
-      texts: observations and commands that cover the words in use.
-    """
-    splitter = _splitter()
-    words = sorted(
-      {word for text in texts for word, _ in splitter.pre_tokenize_str(text)}
-    )
-    vocabulary = {word: i for i, word in enumerate((*_SPECIAL, *words))}
-    tokenizer = tokenizers.Tokenizer(
-      models.WordLevel(vocabulary, unk_token=UNKNOWN)
-    )
-    tokenizer.pre_tokenizer = splitter
-    return cls(tokenizer)
-
-  @classmethod
-  def load(cls, path: str | pathlib.Path) -> 'WordTokenizer':
-    """Reads a tokenizer.json; ValueError names a missing or broken file."""
-    try:
-      text = pathlib.Path(path).read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
-      raise ValueError(f'cannot read the tokenizer {path}: {error}') from error
-    try:
-      return cls(tokenizers.Tokenizer.from_str(text))
-    except Exception as error:
-      raise ValueError(f'{path} is not a tokenizer: {error}') from error
-
-  def save(self, path: str | pathlib.Path) -> None:
-    """Writes tokenizer.json."""
-    self._tokenizer.save(str(path))
+class Tokenizer(Protocol):
+  """The tokenizer of a policy directory."""
 
   @property
   def vocab_size(self) -> int:
-    """Number of ids."""
-    return self._tokenizer.get_vocab_size()
+    """Number of ids, the highest one plus 1."""
 
   @property
   def fingerprint(self) -> str:
     """Sha256 hex digest of the vocabulary and the splitting rules."""
-    return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+  @property
+  def stop_ids(self) -> tuple[int, ...]:
+    """The ids that end a turn."""
+
+  @property
+  def files(self) -> dict[str, bytes]:
+    """Name -> content of what a policy directory holds of it."""
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns [T] int32 ids; unknown words become `<unk>`."""
-    return np.asarray(self._tokenizer.encode(text).ids, np.int32)
+    """Returns [T] int32; text never gives a special token."""
 
   def decode(self, tokens: Iterable[int]) -> str:
-    """Returns the tokens' texts joined by single spaces."""
-    words = (self._tokenizer.id_to_token(int(t)) for t in tokens)
-    return ' '.join(word or UNKNOWN for word in words)
+    """Returns the text of ids, special tokens included."""
 
-  def prompt(self, observation: str) -> np.ndarray:
-    """Returns [T] int32: `<begin>`, the first observation, `<turn>`."""
-    ids = self.encode(observation)
-    return np.concatenate([[self.begin_id], ids, [self.turn_id]]).astype(
-      np.int32
+
+class PretrainedTokenizer:
+  """A fast tokenizer of transformers and the files that it was read from.
+
+  The stop ids are `eos_token_id` of generation_config.json where that names
+  any; else the tokenizer's own end of sequence and, of `<|im_end|>`,
+  `<|endoftext|>`, `<|eot_id|>`, `<|eom_id|>` and `<|end_of_text|>`, those that
+  are special tokens of it.
+  """
+
+  def __init__(self, fast: Any, files: Mapping[str, bytes]):
+    """Takes a `PreTrainedTokenizerFast` and the files it was made from.
+
+    Raises:
+      ValueError: eos_token_id of generation_config.json names no id, or there
+        is nothing that could end a turn.
+    """
+    self._fast = fast
+    self._files = dict(files)
+    ids = fast.get_vocab().values()
+    self._vocab_size = 1 + max(ids)
+    self._special = {
+      token.content: token_id
+      for token_id, token in fast.added_tokens_decoder.items()
+      if token.special
+    }
+    self._fingerprint = hashlib.sha256(
+      fast.backend_tokenizer.to_str().encode()
+    ).hexdigest()
+    self._stop_ids = self._find_stop_ids()
+
+  @classmethod
+  def load(cls, directory: str | pathlib.Path) -> 'PretrainedTokenizer':
+    """Reads the tokenizer files of a directory; nothing is downloaded.
+
+    Raises:
+      ValueError: naming the file or directory that transformers cannot read.
+      ModuleNotFoundError: transformers is not installed.
+    """
+    directory = pathlib.Path(directory)
+    files = {
+      name: (directory / name).read_bytes()
+      for name in FILES
+      if (directory / name).is_file()
+    }
+    if 'tokenizer.json' not in files:
+      raise ValueError(f'{directory} has no tokenizer.json')
+    transformers = _package()
+    try:
+      fast = transformers.AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=False
+      )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+      raise ValueError(
+        f'transformers cannot read the tokenizer in {directory}: {error}'
+      ) from error
+    if not fast.is_fast:
+      raise ValueError(
+        f'the tokenizer in {directory} ({type(fast).__name__}) must be a fast '
+        'one'
+      )
+    try:
+      return cls(fast, files)
+    except ValueError as error:
+      raise ValueError(f'{directory}: {error}') from error
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of ids, the highest one plus 1; the model may have more."""
+    return self._vocab_size
+
+  @property
+  def fingerprint(self) -> str:
+    """Sha256 hex digest of the vocabulary and the splitting rules."""
+    return self._fingerprint
+
+  @property
+  def stop_ids(self) -> tuple[int, ...]:
+    """The ids that end a turn, in increasing order."""
+    return self._stop_ids
+
+  @property
+  def files(self) -> dict[str, bytes]:
+    """The files as they were read, by name."""
+    return dict(self._files)
+
+  def special_id(self, token: str) -> int:
+    """Returns the id of a special token; ValueError when it is none."""
+    if token not in self._special:
+      raise ValueError(
+        f'{token} is no special token of this tokenizer; there are '
+        + ', '.join(self._special)
+      )
+    return self._special[token]
+
+  def encode(self, text: str) -> np.ndarray:
+    """Returns [T] int32.
+
+    Text that spells a special token (`<|im_end|>`) is split like any other
+    text. Tokens that were added but are not special (`<think>`) are found.
+    """
+    ids = self._fast.encode(
+      text, add_special_tokens=False, split_special_tokens=True
+    )
+    return np.asarray(ids, np.int32)
+
+  def decode(self, tokens: Iterable[int]) -> str:
+    """Returns the text of ids as it is, without any cleaning of spaces.
+
+    Ids without a token, which a padded vocabulary has, give no text.
+    """
+    return self._fast.decode(
+      [int(token) for token in tokens],
+      skip_special_tokens=False,
+      clean_up_tokenization_spaces=False,
     )
 
-  def observation(self, observation: str) -> np.ndarray:
-    """Returns [T] int32 appended after a turn: the text, `<turn>`."""
-    ids = self.encode(observation)
-    return np.concatenate([ids, [self.turn_id]]).astype(np.int32)
+  def _find_stop_ids(self) -> tuple[int, ...]:
+    name = 'generation_config.json'
+    if name in self._files:
+      try:
+        said = json.loads(self._files[name])['eos_token_id']
+      except KeyError:
+        said = None
+      except (ValueError, TypeError) as error:
+        raise ValueError(f'cannot read {name}: {error}') from error
+      if said is not None:
+        ids = said if isinstance(said, list) else [said]
+        if not ids or not all(
+          type(i) is int and 0 <= i < self.vocab_size for i in ids
+        ):
+          raise ValueError(
+            f'eos_token_id ({said!r}) of {name} must be one or more ids in '
+            f'[0, {self.vocab_size})'
+          )
+        return tuple(sorted(set(ids)))
+    found = {self._special[t] for t in _STOP_TOKENS if t in self._special}
+    if self._fast.eos_token_id is not None:
+      found.add(self._fast.eos_token_id)
+    if not found:
+      raise ValueError(
+        f'nothing can end a turn: give eos_token_id in {name}, or eos_token in '
+        'tokenizer_config.json'
+      )
+    return tuple(sorted(found))
 
-  def action(self, command: str) -> np.ndarray:
-    """Returns [T] int32: a command as a policy spells it, with `<end>`."""
-    return np.concatenate([self.encode(command), [self.end_id]]).astype(
-      np.int32
-    )
 
-  def action_text(self, tokens: np.ndarray) -> str:
-    """Returns the command that sampled ids spell, without the end token."""
-    return self.decode([t for t in tokens if t != self.end_id])
+def load(directory: str | pathlib.Path) -> Tokenizer:
+  """Returns the tokenizer whose tokenizer.json the directory holds.
+
+  One whose model is a list of words is `WordTokenizer`, any other is
+  `PretrainedTokenizer`.
+
+  Raises:
+    ValueError: naming the file that is missing, broken or does not fit.
+    ModuleNotFoundError: transformers is needed and not installed.
+  """
+  path = pathlib.Path(directory) / 'tokenizer.json'
+  if isinstance(word_tokenizer.read(path).model, tokenizers.models.WordLevel):
+    return word_tokenizer.WordTokenizer.load(path)
+  return PretrainedTokenizer.load(directory)
 
 
-def _splitter() -> pre_tokenizers.PreTokenizer:
-  pattern = '|'.join((*(phrase + r'(?!\w)' for phrase in _PHRASES), _WORDS))
-  # Inverted and removed: what no alternative matches (white space) is dropped.
-  return pre_tokenizers.Split(
-    tokenizers.Regex(pattern), behavior='removed', invert=True
-  )
+def _package() -> Any:
+  try:
+    import transformers
+  except ModuleNotFoundError as error:
+    if error.name != 'transformers':
+      raise
+    raise ModuleNotFoundError(
+      'pretrained tokenizers are read by the package transformers: '
+      'pip install spopp_jax[models]',
+      name='transformers',
+    ) from error
+  return transformers

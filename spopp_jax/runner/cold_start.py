@@ -14,8 +14,12 @@ from spopp_jax import types
 from spopp_jax.envs import household
 from spopp_jax.envs.household import texts as game_texts
 from spopp_jax.learner import packing, supervised
-from spopp_jax.models import dense, parameters, policy_files
-from spopp_jax.models import tokenizer as tokenizer_lib
+from spopp_jax.models import (
+  dense,
+  parameters,
+  policy_files,
+  word_tokenizer,
+)
 from spopp_jax.runner import config_rules
 
 # Demonstrated scenes are drawn from their own stream: they share a generator
@@ -76,7 +80,7 @@ def _play(
 
 def build_tokenizer(
   episodes: Iterable[Demonstration], first_observations: Iterable[str]
-) -> tokenizer_lib.WordTokenizer:
+) -> word_tokenizer.WordTokenizer:
   """Returns a tokenizer that knows the demonstrations and the tasks.
 
   It also knows the answer to a command that cannot be carried out, which no
@@ -84,19 +88,20 @@ def build_tokenizer(
   """
   texts = [text for e in episodes for turn in e.turns for text in turn]
   texts += [e.first for e in episodes]
-  return tokenizer_lib.WordTokenizer.build(
+  return word_tokenizer.WordTokenizer.build(
     [*texts, *first_observations, game_texts.NOTHING_HAPPENS]
   )
 
 
 def as_trajectory(
-  episode: Demonstration, tokenizer: tokenizer_lib.WordTokenizer
+  episode: Demonstration, tokenizer: word_tokenizer.WordTokenizer
 ) -> types.Trajectory:
   """Renders a demonstration as the rollout would have recorded it."""
   pieces = [(tokenizer.prompt(episode.first), False)]
   for command, observation in episode.turns:
-    pieces.append((tokenizer.action(command), True))
-    pieces.append((tokenizer.observation(observation), False))
+    turn = tokenizer.action(command)
+    pieces.append((turn, True))
+    pieces.append((tokenizer.observation(observation, turn), False))
   pieces.pop()  # the rollout ends with the action that wins
   lengths = [len(tokens) for tokens, _ in pieces]
   mask = np.repeat([is_action for _, is_action in pieces], lengths)

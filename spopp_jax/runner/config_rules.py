@@ -10,6 +10,7 @@ import numpy as np
 
 from spopp_jax import objectives, tracker
 from spopp_jax.envs import household
+from spopp_jax.models import chat_formats
 from spopp_jax.runner import sampler_list, staleness
 from spopp_jax.sampler import credentials
 
@@ -77,6 +78,7 @@ _RANGES = {
 
 _CHOICES = {
   'environment.name': ('household',),
+  'model.chat_format': ('words', *chat_formats.FORMATS),
   'environment.size': ('small', 'medium', 'large'),
   'dispatch.staleness': staleness.POLICIES,
   'sampler.transport': ('auto', 'directory', 'grpc'),
@@ -106,6 +108,11 @@ def check_rules(
         f'{name} ({values[name]!r}) must be one of '
         + ', '.join(map(str, allowed))
       )
+  if config.model.chat_format == 'words' and config.model.system_prompt:
+    raise ConfigError(
+      f'model.system_prompt ({config.model.system_prompt!r}) must be empty '
+      "with model.chat_format 'words', which has no system turn"
+    )
   _check_task_types(config.environment.task_types)
   _check_flow(config, _check_method(config))
   _check_shapes(config)

@@ -8,7 +8,14 @@ import ml_collections
 
 from spopp_jax import types
 from spopp_jax.envs import base as envs
-from spopp_jax.models import parameters, policy_files
+from spopp_jax.models import (
+  chat_formats,
+  chat_template,
+  parameters,
+  policy_files,
+  word_tokenizer,
+)
+from spopp_jax.models import tokenizer as tokenizer_lib
 from spopp_jax.runner import (
   batcher,
   config_rules,
@@ -82,22 +89,58 @@ def make_batcher(
   )
 
 
+def make_template(
+  config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
+) -> word_tokenizer.WordTokenizer | chat_template.ChatTemplate:
+  """Returns how the turns of an episode are written, and the ids that end one.
+
+  Args:
+    config: reads model.chat_format and model.system_prompt.
+    tokenizer: of the policy.
+
+  Raises:
+    ConfigError: the two do not fit.
+  """
+  name, system = config.model.chat_format, config.model.system_prompt
+  if isinstance(tokenizer, word_tokenizer.WordTokenizer):
+    if name != 'words':
+      raise config_rules.ConfigError(
+        f"model.chat_format ({name!r}) must be 'words': the policy's tokenizer "
+        'knows the words of games only'
+      )
+    return tokenizer
+  if not isinstance(tokenizer, tokenizer_lib.PretrainedTokenizer):
+    raise TypeError(f'{type(tokenizer).__name__} has no chat formats')
+  if name == 'words':
+    raise config_rules.ConfigError(
+      "model.chat_format ('words') does not fit the policy's tokenizer, which "
+      f'is a pretrained one; choose of {", ".join(chat_formats.FORMATS)}'
+    )
+  try:
+    return chat_template.ChatTemplate(
+      tokenizer, chat_formats.FORMATS[name], system=system
+    )
+  except ValueError as error:
+    raise config_rules.ConfigError(f'model.chat_format: {error}') from error
+
+
 def make_driver(
   config: ml_collections.ConfigDict,
   policy: policy_files.Policy,
   tasks: envs.TaskSuite,
 ) -> rollout.RolloutDriver:
   """Returns engine and environments joined, with no parameters loaded."""
+  template = make_template(config, policy.tokenizer)
   return rollout.RolloutDriver(
     engine.DecodeEngine(
       policy.config,
       num_slots=config.sampler.slots,
       max_context=config.sampler.context_length,
       max_turn_tokens=config.sampler.max_turn_tokens,
-      end_id=policy.tokenizer.end_id,
+      stop_ids=template.stop_ids,
     ),
     tasks,
-    policy.tokenizer,
+    template,
   )
 
 
@@ -156,7 +199,7 @@ def connect(
     HandshakeRefused: no service that fits.
   """
   expected = handshake.Expectation(
-    tokenizer_fingerprint=policy.tokenizer.fingerprint,
+    tokenizer_fingerprint=make_template(config, policy.tokenizer).fingerprint,
     model_fingerprint=parameters.fingerprint(policy.config),
     tasks_fingerprint=rollout.tasks_fingerprint(tasks.task_ids),
     max_context_tokens=config.learner.row_length,

@@ -9,7 +9,7 @@ from spopp_jax.models import tokenizer as tokenizer_lib
 
 
 def render(
-  trajectory: types.Trajectory, tokenizer: tokenizer_lib.WordTokenizer
+  trajectory: types.Trajectory, tokenizer: tokenizer_lib.Tokenizer
 ) -> str:
   """Returns the episode with one paragraph a turn; actions begin with `> `.
 

@@ -38,7 +38,7 @@ class Turns(NamedTuple):
     kept: [B, K, V / 8] uint8; a bit an id that the token was drawn from, 0
       beyond the turn; [B, K, 0] when no slot truncates.
     counts: [B] int32; tokens of the turn so far.
-    ended: [B] bool; the last one is the end token.
+    ended: [B] bool; the last one is a stop id.
     alive: [B] bool; more will be sampled.
   """
 
@@ -59,7 +59,7 @@ def advance(
   settings: Settings,
   *,
   graphdef: nnx.GraphDef,
-  end_id: int,
+  stop_ids: tuple[int, ...],
   max_turn_tokens: int,
   attend_length: int,
   truncation_width: int,
@@ -76,7 +76,7 @@ def advance(
     fed: [B] int32; how many of `feed` are there.
     settings: how each slot samples.
     graphdef: the decoder's structure.
-    end_id: the token that ends a turn.
+    stop_ids: static; a turn ends with the first of these.
     max_turn_tokens: static width K of the outputs.
     attend_length: static; cache positions read.
     truncation_width: static; the most tokens that a slot which truncates may
@@ -95,7 +95,9 @@ def advance(
     step_keys = jax.vmap(jax.random.fold_in)(keys, first + step)
     token = jax.vmap(jax.random.categorical)(step_keys, logprobs)
     chosen = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
-    return _record(turns, step, (token, chosen, kept), settings.budget, end_id)
+    return _record(
+      turns, step, (token, chosen, kept), settings.budget, stop_ids
+    )
 
   def extend_and_sample(carry):
     step, turns, caches = carry
@@ -172,12 +174,12 @@ def _record(
   step: jax.Array | int,
   sampled: tuple[jax.Array, jax.Array, jax.Array],
   budget: jax.Array,
-  end_id: int,
+  stop_ids: tuple[int, ...],
 ) -> Turns:
   """Adds one token a slot, its log-prob and kept bits, where it is alive."""
   token, logprob, kept = sampled
   alive = turns.alive
-  ended = alive & (token == end_id)
+  ended = alive & jnp.isin(token, jnp.array(stop_ids))
   counts = turns.counts + alive
   return Turns(
     tokens=turns.tokens.at[:, step].set(jnp.where(alive, token, 0)),

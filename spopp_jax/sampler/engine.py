@@ -55,7 +55,7 @@ class DecodeEngine:
     num_slots: int,
     max_context: int,
     max_turn_tokens: int,
-    end_id: int,
+    stop_ids: Sequence[int],
     feed_buckets: Sequence[int] = (16, 64),
     attend_multiple: int = 64,
   ):
@@ -66,11 +66,20 @@ class DecodeEngine:
       num_slots: episodes decoded together.
       max_context: tokens an episode can hold.
       max_turn_tokens: sampled tokens a turn at most, for any request.
-      end_id: the token that ends a turn.
+      stop_ids: a turn ends with the first of these.
       feed_buckets: increasing numbers of tokens fed by one call; longer
         queues take several calls.
       attend_multiple: cache positions read are rounded up to this.
+
+    Raises:
+      ValueError: no stop id, or one that is no token.
     """
+    strange = [i for i in stop_ids if not 0 <= i < config.vocab_size]
+    if strange or not stop_ids:
+      raise ValueError(
+        f'stop_ids ({tuple(stop_ids)}) must be one or more ids in '
+        f'[0, {config.vocab_size})'
+      )
     self.num_slots = num_slots
     self.max_context = max_context
     self.policy_version = -1
@@ -87,7 +96,7 @@ class DecodeEngine:
       functools.partial(
         decoding.advance,
         graphdef=graphdef,
-        end_id=end_id,
+        stop_ids=tuple(stop_ids),
         max_turn_tokens=max_turn_tokens,
       ),
       static_argnames=('attend_length', 'truncation_width'),

@@ -32,8 +32,16 @@ class Template(Protocol):
   def prompt(self, observation: str) -> np.ndarray:
     """Returns [k] int32: the first observation and the mark of a turn."""
 
-  def observation(self, observation: str) -> np.ndarray:
-    """Returns [k] int32: what follows a turn, up to the mark of the next."""
+  def observation(self, observation: str, turn: np.ndarray) -> np.ndarray:
+    """Returns [k] int32: what follows a turn, up to the mark of the next.
+
+    That is the end of the turn as far as it was not sampled, the observation
+    and the mark of a turn.
+
+    Args:
+      observation: what the turn led to.
+      turn: [n] int32; its sampled ids, which stay as they are.
+    """
 
   def action_text(self, tokens: np.ndarray) -> str:
     """Returns the command that [k] sampled ids spell, without an end token."""
@@ -287,7 +295,7 @@ class RolloutDriver:
       return self._finish(
         turn.slot, types.Status.OK, reward=float(result.success)
       )
-    observation = self.template.observation(result.observation)
+    observation = self.template.observation(result.observation, turn.tokens)
     left = self.engine.context_left(turn.slot)
     if len(observation) + sampling.max_turn_tokens > left:
       return self._finish(

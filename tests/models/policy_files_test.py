@@ -1,10 +1,12 @@
 import dataclasses
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import small_tokenizers
 
 from spopp_jax.models import (
   dense,
@@ -13,11 +15,14 @@ from spopp_jax.models import (
   qwen3_5,
   tensor_files,
   tokenizer,
+  word_tokenizer,
 )
 
 
-def make_policy(vocab_size=None):
-  words = tokenizer.WordTokenizer.build(['go to desk 1, then look.'])
+def make_policy(vocab_size=None, words=None):
+  words = words or word_tokenizer.WordTokenizer.build(
+    ['go to desk 1, then look.']
+  )
   config = dense.DecoderConfig(
     vocab_size=vocab_size or words.vocab_size,
     hidden_size=8,
@@ -57,7 +62,62 @@ def test_every_bit_comes_back(saved):
     'config.json',
     'model.safetensors',
     'tokenizer.json',
+    'tokenizer_config.json',
   }
+
+
+def test_tokenizer_files_go_through_unchanged(tmp_path):
+  transformers = pytest.importorskip('transformers')
+  source, exported = tmp_path / 'source', tmp_path / 'exported'
+  built = small_tokenizers.write(source, 'qwen', eos_token_id=[366, 364])
+  # Files that this project does not read are someone's too.
+  (source / 'special_tokens_map.json').write_text('{"eos_token":"<|im_end|>"}')
+  (source / 'README.md').write_text('not a file of the tokenizer')
+  policy = make_policy(words=tokenizer.load(source))
+  policy_files.save(exported, policy)
+  policy_files.save(tmp_path / 'again', policy_files.load(exported))
+  for directory in (exported, tmp_path / 'again'):
+    assert {path.name for path in directory.iterdir()} == {
+      *('config.json', 'model.safetensors', 'tokenizer.json'),
+      *('tokenizer_config.json', 'special_tokens_map.json'),
+      *('chat_template.jinja', 'generation_config.json'),
+    }
+    for path in source.glob('*.j*'):
+      assert (directory / path.name).read_bytes() == path.read_bytes()
+  theirs = transformers.AutoTokenizer.from_pretrained(exported)
+  text = 'You are <think>\nZürich</think> here<|im_end|>'
+  assert theirs.encode(text) == built.encode(text).ids
+  assert theirs.eos_token == '<|im_end|>'
+  assert theirs.chat_template == small_tokenizers.TEMPLATE
+  settings = transformers.GenerationConfig.from_pretrained(exported)
+  assert settings.eos_token_id == [366, 364]
+  got = policy_files.load(exported).tokenizer
+  assert got.fingerprint == policy.tokenizer.fingerprint
+  assert got.stop_ids == (364, 366)
+
+
+def test_an_exported_template_renders(tmp_path):
+  transformers = pytest.importorskip('transformers')
+  pytest.importorskip('jinja2')
+  small_tokenizers.write(tmp_path / 'source', 'qwen')
+  words = tokenizer.load(tmp_path / 'source')
+  policy_files.save(tmp_path / 'exported', make_policy(words=words))
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / 'exported')
+  assert theirs.apply_chat_template(
+    [{'role': 'user', 'content': 'Hi'}], tokenize=False
+  ) == ('<|im_start|>user\nHi<|im_end|>\n')
+
+
+def test_a_missing_transformers_is_named(tmp_path, monkeypatch):
+  pytest.importorskip('transformers')
+  small_tokenizers.write(tmp_path / 'source', 'qwen')
+  words = tokenizer.load(tmp_path / 'source')
+  policy_files.save(tmp_path / 'exported', make_policy(words=words))
+  monkeypatch.setitem(sys.modules, 'transformers', None)
+  with pytest.raises(
+    policy_files.PolicyError, match=r'pip install spopp_jax\[models\]'
+  ):
+    policy_files.load(tmp_path / 'exported')
 
 
 def test_views_are_saved_as_they_read(tmp_path):

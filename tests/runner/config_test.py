@@ -183,6 +183,11 @@ def test_ill_typed_override_is_refused(override, words):
     (['sampler.max_turn_tokens=500'], ['max_turn_tokens (500)']),
     (['model.num_key_value_heads=3'], ['num_key_value_heads (3)', '(4)']),
     (['model.head_dim=15'], ['head_dim (15)', 'even']),
+    (['model.chat_format=chatml'], ["'chatml'", 'words, plain, qwen3']),
+    (
+      ['model.system_prompt=Be brief.'],
+      ["system_prompt ('Be brief.')", "chat_format 'words'"],
+    ),
     (['learner.row_buckets=(8, 4)'], ['row_buckets', 'rising']),
     (['hosts.index=1'], ['hosts.index (1)', 'below hosts.count (1)']),
     (['hosts.coordinator=:80'], ['hosts.coordinator', 'host:port']),

@@ -1,13 +1,24 @@
+import dataclasses
+import itertools
 import pathlib
 import sys
 
+import numpy as np
 import pytest
+import small_tokenizers
 import tiny_world
 
-from spopp_jax import envs
-from spopp_jax.models import policy_files
+from spopp_jax import envs, types
+from spopp_jax.envs import base as envs_base
+from spopp_jax.models import (
+  parameters,
+  policy_files,
+  tokenizer,
+  word_tokenizer,
+)
+from spopp_jax.runner import cold_start, sampling
 from spopp_jax.runner import config as config_lib
-from spopp_jax.runner import sampling
+from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import credentials, errors, retries
 
 
@@ -37,6 +48,8 @@ def changed(config):
       }[type(value)](value)
       config[block][key] = new
   config.environment.size = 'medium'
+  config.model.chat_format = 'qwen3'
+  config.model.system_prompt = "Don't look,\n--just go."
   config.sampler.top_p = 0.5
   config.sampler.transport = 'grpc'
   for name in ('tls_ca', 'tls_certificate', 'tls_key', 'token_file'):
@@ -108,6 +121,145 @@ def test_defaults_are_not_said(tmp_path):
   config = config_lib.load_config(str(tiny_world.ROOT / 'configs/common.py'))
   words = sampling.serve_command(config, tmp_path)
   assert not [word for word in words if word.startswith('--config.')]
+
+
+@pytest.fixture
+def words_of_qwen(tmp_path):
+  pytest.importorskip('transformers')
+  small_tokenizers.write(tmp_path / 'qwen', 'qwen')
+  return tokenizer.load(tmp_path / 'qwen')
+
+
+def test_a_chat_is_written_as_the_settings_say(tmp_path, words_of_qwen):
+  config = tiny_world.load(
+    tmp_path, 'model.chat_format=qwen3', 'model.system_prompt=Be brief.'
+  )
+  template = sampling.make_template(config, words_of_qwen)
+  assert words_of_qwen.decode(template.prompt('Hi')) == (
+    '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n'
+    '<|im_start|>assistant\n'
+  )
+  other = tiny_world.load(tmp_path, 'model.chat_format=qwen3')
+  assert (
+    sampling.make_template(other, words_of_qwen).fingerprint
+    != template.fingerprint
+  )
+
+
+def test_the_words_of_games_are_their_own_template(tmp_path):
+  words = word_tokenizer.WordTokenizer.build(['go to desk 1'])
+  config = tiny_world.load(tmp_path)
+  assert sampling.make_template(config, words) is words
+  config = tiny_world.load(tmp_path, 'model.chat_format=llama3')
+  with pytest.raises(
+    config_lib.ConfigError, match=r"chat_format \('llama3'\) must be 'words'"
+  ):
+    sampling.make_template(config, words)
+
+
+def test_a_chat_format_that_does_not_fit_is_refused(tmp_path, words_of_qwen):
+  with pytest.raises(
+    config_lib.ConfigError, match=r"chat_format \('words'\).*choose of plain"
+  ):
+    sampling.make_template(tiny_world.load(tmp_path), words_of_qwen)
+  config = tiny_world.load(tmp_path, 'model.chat_format=llama3')
+  with pytest.raises(
+    config_lib.ConfigError, match=r'chat_format: .*llama3 does not fit'
+  ):
+    sampling.make_template(config, words_of_qwen)
+
+
+class Refusing:
+  """A task suite of one that says no to whatever it is told."""
+
+  task_ids = ('refuse',)
+
+  def make(self, task_id):
+    return self
+
+  def reset(self):
+    return 'Hi'
+
+  def step(self, action):
+    return envs_base.StepResult('No', done=False, success=False)
+
+
+def says(config, vocab_size, chances):
+  """Returns sizes and parameters that draw ids by chance, whatever was said."""
+  sizes = dataclasses.replace(
+    cold_start.decoder_config(config.model, vocab_size),
+    tie_word_embeddings=False,
+  )
+  _, abstract = parameters.graph(sizes)
+  params = {k: np.zeros(v.shape, np.float32) for k, v in abstract.items()}
+  for name, value in params.items():
+    if name.endswith(('norm.weight', 'embed_tokens.weight')):
+      value[:] = 1
+  # Every hidden state is all ones, so a row's sum is the id's logit.
+  logits = np.full(vocab_size, -100.0)
+  logits[list(chances)] = np.log(list(chances.values()))
+  params['lm_head.weight'][:] = logits[:, None] / sizes.hidden_size
+  return sizes, params
+
+
+def test_a_chat_is_played_in_ids(tmp_path, words_of_qwen):
+  (word,) = words_of_qwen.encode('go').tolist()
+  stops = end, text_end = [
+    words_of_qwen.special_id(t) for t in ('<|im_end|>', '<|endoftext|>')
+  ]
+  config = tiny_world.load(
+    tmp_path,
+    'model.chat_format=qwen3',
+    *('sampler.context_length=128', 'sampler.max_turn_tokens=3'),
+    *('learner.row_length=128', 'environment.step_limit=7'),
+  )
+  sizes, params = says(
+    config, words_of_qwen.vocab_size, {word: 0.6, end: 0.2, text_end: 0.2}
+  )
+  policy = policy_files.Policy(sizes, params, words_of_qwen)
+  driver = sampling.make_driver(config, policy, Refusing())
+  driver.load(params, version=0, checksum='')
+  request = sampler_base.Request(
+    request_id='1',
+    task_id='refuse',
+    seed=3,
+    policy_version=0,
+    sampling=sampling.sampling_params(config),
+  )
+  driver.submit(request)
+  finished = []
+  for _ in range(200):
+    finished += driver.step()
+  (trajectory,) = finished
+  assert (trajectory.status, trajectory.num_turns) == (types.Status.OK, 7)
+  runs = [
+    (is_action, [token for token, _ in run])
+    for is_action, run in itertools.groupby(
+      zip(trajectory.tokens.tolist(), trajectory.action_mask, strict=True),
+      key=lambda pair: pair[1],
+    )
+  ]
+  turns = [ids for is_action, ids in runs if is_action]
+  assert len(turns) == 7
+  kinds = set()
+  for i, (is_action, ids) in enumerate(runs):
+    if is_action:
+      # The first stop id ends a turn, and nothing else is one.
+      assert not set(ids[:-1]) & set(stops)
+      assert ids[-1] in stops or len(ids) == 3
+      kinds.add(ids[-1])
+    elif i:
+      # What the policy did not sample of an end was written for it.
+      closing = [] if runs[i - 1][1][-1] == end else [end]
+      assert ids[: len(closing) + 1] == [
+        *closing,
+        *words_of_qwen.encode('\n').tolist(),
+      ]
+      shown = words_of_qwen.decode(ids[len(closing) :])
+      assert shown == (
+        '\n<|im_start|>user\nNo<|im_end|>\n<|im_start|>assistant\n'
+      )
+  assert kinds == {word, end, text_end}
 
 
 def test_decoding_follows_the_settings(tmp_path):

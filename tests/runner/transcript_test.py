@@ -1,12 +1,12 @@
 import numpy as np
 import scripted_sampler
 
-from spopp_jax.models import tokenizer as tokenizer_lib
+from spopp_jax.models import word_tokenizer
 from spopp_jax.runner import transcript
 
 FIRST = 'You are in a room. Your task is to: go to desk 1.'
 OBSERVATION = 'You arrive at desk 1.'
-TOKENIZER = tokenizer_lib.WordTokenizer.build(
+TOKENIZER = word_tokenizer.WordTokenizer.build(
   [FIRST, OBSERVATION, 'look', 'go to desk 1']
 )
 
@@ -15,7 +15,7 @@ def episode(**changes):
   pieces = [
     (TOKENIZER.prompt(FIRST), False),
     (TOKENIZER.action('look'), True),
-    (TOKENIZER.observation(OBSERVATION), False),
+    (TOKENIZER.observation(OBSERVATION, TOKENIZER.action('look')), False),
     (TOKENIZER.action('go to desk 1'), True),
   ]
   return scripted_sampler.trajectory(

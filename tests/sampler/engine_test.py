@@ -29,7 +29,7 @@ def shared_engine():
     num_slots=8,
     max_context=CONTEXT,
     max_turn_tokens=TURN,
-    end_id=END,
+    stop_ids=(END,),
     feed_buckets=(4, 8),
     attend_multiple=16,
   )
@@ -97,6 +97,44 @@ def mates():
     make_episode(51, (17,), dataclasses.replace(SAMPLING, temperature=3.0)),
     make_episode(52, (9, 9)),
   ]
+
+
+def test_a_turn_ends_with_the_first_of_several_stop_ids(engine):
+  other = engine_lib.DecodeEngine(
+    CONFIG,
+    num_slots=8,
+    max_context=CONTEXT,
+    max_turn_tokens=TURN,
+    stop_ids=(2, END),
+    feed_buckets=(4, 8),
+    attend_multiple=16,
+  )
+  other.load(make_parameters(), version=3, checksum='abc')
+  ended = []
+  for seed in range(30):
+    one, two = make_episode(seed, (3,)), make_episode(seed, (3,))
+    play(engine, {0: one})
+    play(other, {0: two})
+    (tokens,), (turn,) = one.tokens, two.turns
+    stops = [i for i, token in enumerate(tokens) if token in (2, END)]
+    expected = tokens[: stops[0] + 1] if stops else tokens
+    assert turn.tokens.tolist() == expected
+    assert turn.ended == bool(stops)
+    ended.append(expected[-1] if stops else None)
+  # By either of the two, and not at all.
+  assert {2, END, None} <= set(ended)
+
+
+@pytest.mark.parametrize('stop_ids', [(), (END, 7), (-1,)])
+def test_stop_ids_that_are_no_tokens_are_refused(stop_ids):
+  with pytest.raises(ValueError, match=r'stop_ids .* in \[0, 7\)'):
+    engine_lib.DecodeEngine(
+      CONFIG,
+      num_slots=1,
+      max_context=CONTEXT,
+      max_turn_tokens=TURN,
+      stop_ids=stop_ids,
+    )
 
 
 @pytest.mark.parametrize('slot', [0, 7])

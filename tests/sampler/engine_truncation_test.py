@@ -31,7 +31,7 @@ def engine():
     num_slots=8,
     max_context=CONTEXT,
     max_turn_tokens=TURN,
-    end_id=END,
+    stop_ids=(END,),
     feed_buckets=(8,),
     attend_multiple=CONTEXT,
   )

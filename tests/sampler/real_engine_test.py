@@ -10,7 +10,7 @@ import pytest
 
 from spopp_jax import types
 from spopp_jax.envs import household
-from spopp_jax.models import dense, parameters, tokenizer
+from spopp_jax.models import dense, parameters, word_tokenizer
 from spopp_jax.sampler import (
   base,
   client,
@@ -35,7 +35,7 @@ GRID = [
 def world():
   """Returns the sizes of a small decoder, tasks, and both joined."""
   tasks = household.load_tasks(num_tasks=3, seed=1, size='small')
-  words = tokenizer.WordTokenizer.build(
+  words = word_tokenizer.WordTokenizer.build(
     [tasks.make(name).reset() for name in tasks.task_ids]
     + ['Nothing happens. go to take from look inventory']
   )
@@ -54,7 +54,7 @@ def world():
     num_slots=2,
     max_context=CONTEXT,
     max_turn_tokens=SAMPLING.max_turn_tokens,
-    end_id=words.end_id,
+    stop_ids=words.stop_ids,
     feed_buckets=(64,),
     attend_multiple=CONTEXT,
   )

@@ -63,8 +63,38 @@ def canned(task_id, turns, sampling=scripted.SAMPLING):
   return result, tasks, engine
 
 
-def test_template_tokens_are_not_actions():
-  # TOK-05: [10, 11] prompt, [20, 21, 99] sampled, [198] added, [30, 31] seen.
+def test_tok05_template_tokens_are_not_actions(cases):
+  case = cases['TOK-05']
+  sampled = case['input']['sampled']
+  result, _, _ = canned(
+    'win-2', [(sampled, [-1.0] * len(sampled)), ([22], [-0.5])]
+  )
+  expected = case['expected']
+  assert result.tokens.tolist() == [*expected['ids'], 22]
+  assert result.action_mask.tolist() == [*expected['action_mask'], 1]
+  assert result.num_actions == expected['L'] + 1
+
+
+def test_the_template_is_shown_the_turn_it_follows():
+  class Watching(scripted.Template):
+    turns = []  # noqa: RUF012
+
+    def observation(self, observation, turn):
+      self.turns.append(turn.tolist())
+      return super().observation(observation, turn)
+
+  engine = CannedEngine(
+    [([20, 21, 22, 23], [-1.0] * 4), ([24, 99], [-1.0] * 2), ([99], [-1.0])],
+    num_slots=1,
+  )
+  driver = rollout.RolloutDriver(
+    scripted.load(engine), scripted.Tasks(), Watching()
+  )
+  run(driver, scripted.request(1, 'win-3'))
+  assert Watching.turns == [[20, 21, 22, 23], [24, 99]]
+
+
+def test_what_is_appended_has_no_logprob():
   result, _, _ = canned(
     'win-2', [([20, 21, 99], [-1.0, -2.0, -3.0]), ([22], [-0.5])]
   )

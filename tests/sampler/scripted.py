@@ -54,7 +54,7 @@ class Template:
   def prompt(self, observation):
     return np.array([int(w[1:]) for w in observation.split()], np.int32)
 
-  def observation(self, observation):
+  def observation(self, observation, turn):
     return np.concatenate(
       [np.array([AFTER_TURN], np.int32), self.prompt(observation)]
     )
