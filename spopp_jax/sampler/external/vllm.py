@@ -237,8 +237,8 @@ class Vllm:
     if not everything and mass < _WHOLE_MASS:
       raise errors.EngineRefused(
         f'the {len(told)} log-probs told of a token have a mass of {mass:.6f}: '
-        'more ids were kept; start the server with a larger --max-logprobs or '
-        'with --return-sampling-mask'
+        'more ids were kept (start the server with a larger --max-logprobs or '
+        'with --return-sampling-mask), or they are not what its mode says'
       )
     return sorted(kept)
 
