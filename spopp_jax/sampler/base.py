@@ -64,6 +64,7 @@ class Turn:
       its token limit or the context is full.
     kept: what the k tokens were drawn from when sampling was truncated; None
       when it was not, and in all turns of an engine that cannot tell.
+    problem: why the turn failed, which ends the episode; '' when it did not.
   """
 
   slot: int
@@ -71,13 +72,50 @@ class Turn:
   logprobs: np.ndarray
   ended: bool
   kept: types.KeptIds | None = None
+  problem: str = ''
+
+
+def check_sampling(
+  sampling: types.SamplingParams, *, max_turn_tokens: int
+) -> None:
+  """Refuses parameters that no engine can honour.
+
+  Args:
+    sampling: of a request.
+    max_turn_tokens: sampled tokens a turn at most, for any request.
+
+  Raises:
+    ValueError: naming the parameter and what is allowed.
+  """
+  if not 0 < sampling.temperature < math.inf:
+    raise ValueError(
+      f'temperature ({sampling.temperature}) must be positive and finite'
+    )
+  if not 0 < sampling.top_p <= 1:
+    raise ValueError(f'top_p ({sampling.top_p}) must be in (0, 1]')
+  if sampling.top_k < 0:
+    raise ValueError(f'top_k ({sampling.top_k}) must be at least 0')
+  if not 1 <= sampling.max_turn_tokens <= max_turn_tokens:
+    raise ValueError(
+      f'max_turn_tokens ({sampling.max_turn_tokens}) must be in '
+      f'[1, {max_turn_tokens}]'
+    )
 
 
 class Engine(Protocol):
-  """Decodes slots together and keeps each episode's cache across turns."""
+  """Decodes slots together and keeps each episode's cache across turns.
+
+  Attributes:
+    num_slots: episodes at a time.
+    max_context: tokens an episode can hold.
+    logprob_kind: what the log-probs of its turns speak of.
+    policy_version: of the snapshot that generates; -1 before the first.
+    weights_checksum: sha256 of that snapshot's bytes; '' before the first.
+  """
 
   num_slots: int
   max_context: int
+  logprob_kind: types.LogprobKind
   policy_version: int
   weights_checksum: str
 

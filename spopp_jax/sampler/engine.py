@@ -8,7 +8,6 @@ tokens truncated sampling chooses from.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -82,6 +81,7 @@ class DecodeEngine:
       )
     self.num_slots = num_slots
     self.max_context = max_context
+    self.logprob_kind = types.LogprobKind.PROCESSED
     self.policy_version = -1
     self.weights_checksum = ''
     self._config = config
@@ -126,19 +126,7 @@ class DecodeEngine:
     """Starts an episode; ValueError on parameters the engine cannot honour."""
     if slot in self._slots:
       raise ValueError(f'slot {slot} is already open')
-    if not 0 < sampling.temperature < math.inf:
-      raise ValueError(
-        f'temperature ({sampling.temperature}) must be positive and finite'
-      )
-    if not 0 < sampling.top_p <= 1:
-      raise ValueError(f'top_p ({sampling.top_p}) must be in (0, 1]')
-    if sampling.top_k < 0:
-      raise ValueError(f'top_k ({sampling.top_k}) must be at least 0')
-    if not 1 <= sampling.max_turn_tokens <= self._max_turn_tokens:
-      raise ValueError(
-        f'max_turn_tokens ({sampling.max_turn_tokens}) must be in '
-        f'[1, {self._max_turn_tokens}]'
-      )
+    base.check_sampling(sampling, max_turn_tokens=self._max_turn_tokens)
     self._slots[slot] = _Slot(seed=seed, sampling=sampling)
 
   def append(self, slot: int, tokens: np.ndarray) -> None:

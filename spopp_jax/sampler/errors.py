@@ -55,6 +55,18 @@ class SnapshotUnseen(PublicationError):
   """The directory of a snapshot is not to be seen from here."""
 
 
+class EngineError(SamplerError):
+  """The server that an external engine stands in front of fails it."""
+
+
+class EngineLost(EngineError):
+  """That server is gone, or has weights that nobody knows; nothing goes on."""
+
+
+class EngineRefused(EngineError):
+  """That server did not do what one call asked; others may fare better."""
+
+
 class InvalidMessage(SamplerError):
   """A message breaks the contract of sampler.proto.
 

@@ -333,7 +333,7 @@ class RolloutDriver:
       sampling=episode.request.sampling,
       seconds=time.monotonic() - episode.started,
       detail=detail,
-      logprob_kind=types.LogprobKind.PROCESSED,
+      logprob_kind=self.engine.logprob_kind,
       kept=kept_sets.concatenate(episode.kept) if episode.kept else None,
       spans=episode.spans(),
     )
@@ -370,7 +370,9 @@ def _new_pool() -> concurrent.futures.ThreadPoolExecutor:
 
 
 def _turn_problem(turn: base.Turn, episode: _Episode) -> str | None:
-  """Says how a turn breaks the engine's contract, or None."""
+  """Says why a turn failed or breaks the engine's contract, or None."""
+  if turn.problem:
+    return f'the engine failed: {turn.problem}'[:_MAX_DETAIL_CHARACTERS]
   if len(turn.tokens) == 0:
     return 'the engine ended a turn without a token'
   if len(turn.logprobs) != len(turn.tokens):

@@ -28,6 +28,7 @@ class Recited:
   def __init__(self, turns):
     self.num_slots = 1
     self.max_context = 1000
+    self.logprob_kind = types.LogprobKind.PROCESSED
     self.policy_version = 0
     self.weights_checksum = ''
     self._turns = iter(turns)

@@ -131,6 +131,7 @@ class Engine:
   def __init__(self, num_slots=2, max_context=100, step_s=0.0, fail_after=-1):
     self.num_slots = num_slots
     self.max_context = max_context
+    self.logprob_kind = types.LogprobKind.PROCESSED
     self.policy_version = -1
     self.weights_checksum = ''
     self.loaded = []
