@@ -124,6 +124,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     top_p=1.0,
     # Number of the likeliest tokens that may be drawn; 0 is all.
     top_k=0,
+    # Tokens must be this many times as likely as the likeliest; 0 is off.
+    min_p=0.0,
     # Wait for the service to accept a connection at most, in s.
     connect_timeout_s=120.0,
     # Wait for a rollout that one service was asked for at most, in s.

@@ -53,6 +53,7 @@ class SamplingParams:
     temperature: > 0; logits are divided by it.
     top_p: (0, 1]; 1 is off.
     top_k: >= 0; 0 is off.
+    min_p: in [0, 1]; 0 is off.
     max_turn_tokens: sampled tokens a turn at most, the end token included.
     max_turns: environment interactions an episode at most.
   """
@@ -62,11 +63,12 @@ class SamplingParams:
   top_k: int = 0
   max_turn_tokens: int = 16
   max_turns: int = 50
+  min_p: float = 0.0
 
   @property
   def truncated(self) -> bool:
-    """Whether top-k or top-p may forbid tokens."""
-    return self.top_p < 1 or self.top_k > 0
+    """Whether top-k, top-p or min-p may forbid tokens."""
+    return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +104,13 @@ class KeptIds:
   Attributes:
     ids: [E] int32; distinct within one action token.
     offsets: [L + 1] int64; rising from 0 to E, L action tokens.
+    log_mass: [L] float32 nats; log-probability of each token's set before the
+      truncation; None of a sampler that cannot tell.
   """
 
   ids: np.ndarray
   offsets: np.ndarray
+  log_mass: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

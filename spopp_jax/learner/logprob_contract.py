@@ -66,7 +66,7 @@ def _check_proxy(trajectory: types.Trajectory, allowed: bool) -> None:
   sampling = trajectory.sampling
   how = (
     f'request {trajectory.request_id} was truncated (top_p {sampling.top_p}, '
-    f'top_k {sampling.top_k})'
+    f'top_k {sampling.top_k}, min_p {sampling.min_p})'
   )
   if trajectory.logprob_kind is types.LogprobKind.PROCESSED:
     raise LogprobContractError(

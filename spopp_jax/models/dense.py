@@ -57,6 +57,7 @@ class DecoderConfig:
   # (1 + weight) norms, gated attention and heads that are rotated in part are
   # what other families have.
   norm_offset: ClassVar[float] = 0.0
+  caches_can_be_cut: ClassVar[bool] = True
   gated_attention: ClassVar[bool] = False
 
   def __post_init__(self):

@@ -36,6 +36,7 @@ class Config(dense.DecoderConfig):
   """
 
   norm_offset: ClassVar[float] = 1.0
+  caches_can_be_cut: ClassVar[bool] = False
   gated_attention: ClassVar[bool] = True
 
   layer_types: tuple[str, ...] = ()

@@ -73,6 +73,7 @@ _RANGES = {
     'optimizer.b2',
   ),
   '(0, 1]': ('sampler.top_p',),
+  '[0, 1]': ('sampler.min_p',),
   '[0, 4294967295]': ('seed', 'environment.seed', 'sampler.top_k'),
 }
 

@@ -161,6 +161,13 @@ METRICS: dict[str, Metric] = {
   'weight_truncated_fraction': Metric(
     'tokens whose rollout weight is truncated', '1', 'below 0.05'
   ),
+  'kept_mass_mean': Metric(
+    'probability, before truncation, of what truncated decoding could draw, '
+    'over action tokens; NaN when nothing is truncated or the sampler does not '
+    'tell',
+    '1',
+    'above 0.5',
+  ),
   'proxy_ratio_fraction': Metric(
     'trajectories of truncated decoding whose importance ratio is a proxy, '
     'since the kept ids are missing',

@@ -52,6 +52,7 @@ def sampling_params(config: ml_collections.ConfigDict) -> types.SamplingParams:
     temperature=config.sampler.temperature,
     top_p=config.sampler.top_p,
     top_k=config.sampler.top_k,
+    min_p=config.sampler.min_p,
     max_turn_tokens=config.sampler.max_turn_tokens,
     max_turns=config.environment.step_limit,
   )

@@ -61,6 +61,7 @@ def of(
     'proxy_ratio_fraction': _mean(
       [not logprob_contract.is_exact(item.trajectory) for item in batch]
     ),
+    'kept_mass_mean': _mean(_kept_masses(batch)),
     'tokens_per_s': tokens / seconds['step_s'],
     **seconds,
     **{name: float(value) for name, value in scalars.items()},
@@ -70,6 +71,13 @@ def of(
       flow.batcher.statuses[status]
     )
   return record
+
+
+def _kept_masses(batch: Sequence[training.Finished]) -> np.ndarray:
+  """Returns the probability that truncation left, of each action token."""
+  kept = [item.trajectory.kept for item in batch]
+  told = [k.log_mass for k in kept if k is not None and k.log_mass is not None]
+  return np.exp(np.concatenate([np.zeros(0), *told]))
 
 
 def _mean(values: npt.ArrayLike) -> float:

@@ -23,8 +23,9 @@ def pack(
 
   Returns:
     tokens [T] int32, action_mask [T] bool, behaviour_logprobs [T] float32,
-    lengths [n] int64; kept_ids [E] int32, kept_sizes [A] int64 and kept_lengths
-    [n] int64, the sizes of the sets of each rollout that has them (-1: none).
+    lengths [n] int64; kept_ids [E] int32, kept_sizes [A] int64, kept_log_mass
+    [A] float32 (NaN: not told) and kept_lengths [n] int64, the sizes of the
+    sets of each rollout that has them (-1: none).
     And n JSON-able records.
   """
   trajectories = [item.trajectory for item in finished]
@@ -37,6 +38,13 @@ def pack(
   arrays['rewards'] = np.array([t.reward for t in trajectories], np.float64)
   arrays['kept_ids'] = _joined([k.ids for k in kept], np.int32)
   arrays['kept_sizes'] = _joined([np.diff(k.offsets) for k in kept], np.int64)
+  arrays['kept_log_mass'] = _joined(
+    [
+      np.full(len(k.offsets) - 1, np.nan) if k.log_mass is None else k.log_mass
+      for k in kept
+    ],
+    np.float32,
+  )
   arrays['kept_lengths'] = np.array(
     [-1 if t.kept is None else len(t.kept.offsets) - 1 for t in trajectories],
     np.int64,
@@ -100,8 +108,13 @@ def _unpack_kept(
     sizes = arrays['kept_sizes'][token : token + count]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     last = first + int(offsets[-1])
+    mass = np.array(arrays['kept_log_mass'][token : token + count])
     kept.append(
-      types.KeptIds(np.array(arrays['kept_ids'][first:last]), offsets)
+      types.KeptIds(
+        np.array(arrays['kept_ids'][first:last]),
+        offsets,
+        None if not count or np.isnan(mass).any() else mass,
+      )
     )
     token, first = token + count, last
   return kept

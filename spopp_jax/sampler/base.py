@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from spopp_jax import types
+from spopp_jax.sampler import kept_sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Turn:
     kept: what the k tokens were drawn from when sampling was truncated; None
       when it was not, and in all turns of an engine that cannot tell.
     problem: why the turn failed, which ends the episode; '' when it did not.
+    versions: version and checksum of the snapshots that generated the tokens,
+      and how many each, in order; nothing when the engine's own made all.
   """
 
   slot: int
@@ -73,6 +76,21 @@ class Turn:
   ended: bool
   kept: types.KeptIds | None = None
   problem: str = ''
+  versions: tuple[tuple[int, str, int], ...] = ()
+
+
+def join(pieces: Sequence[Turn]) -> Turn:
+  """Returns the turn that was sampled in pieces, at least one."""
+  if len(pieces) == 1:
+    return pieces[0]
+  kept = [piece.kept for piece in pieces if piece.kept is not None]
+  return dataclasses.replace(
+    pieces[-1],
+    tokens=np.concatenate([piece.tokens for piece in pieces]),
+    logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+    kept=kept_sets.concatenate(kept) if kept else None,
+    versions=tuple(version for piece in pieces for version in piece.versions),
+  )
 
 
 def check_sampling(
@@ -95,6 +113,8 @@ def check_sampling(
     raise ValueError(f'top_p ({sampling.top_p}) must be in (0, 1]')
   if sampling.top_k < 0:
     raise ValueError(f'top_k ({sampling.top_k}) must be at least 0')
+  if not 0 <= sampling.min_p <= 1:
+    raise ValueError(f'min_p ({sampling.min_p}) must be in [0, 1]')
   if not 1 <= sampling.max_turn_tokens <= max_turn_tokens:
     raise ValueError(
       f'max_turn_tokens ({sampling.max_turn_tokens}) must be in '

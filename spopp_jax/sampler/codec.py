@@ -9,8 +9,8 @@ from typing import TypeVar
 from spopp_jax import types
 from spopp_jax.sampler import base, errors, payload, sampler_pb2
 
-CONTRACT_VERSION = 5
-SCHEMA_VERSION = 2
+CONTRACT_VERSION = 6
+SCHEMA_VERSION = 3
 
 _MAX_ID_CHARACTERS = 256
 _MAX_TEXT_CHARACTERS = 4096
@@ -127,7 +127,7 @@ def decode_trajectory(
     sampling.truncated or not message.HasField('kept'),
     'kept',
     'there',
-    'absent, since top_p is 1 and top_k is 0',
+    'absent, since top_p is 1, top_k is 0 and min_p is 0',
   )
   _check_text(message.task_id, 'task_id', check)
   _check_text(message.detail, 'detail', check)
@@ -274,6 +274,7 @@ def _encode_sampling(
     top_k=sampling.top_k,
     max_turn_tokens=sampling.max_turn_tokens,
     max_turns=sampling.max_turns,
+    min_p=sampling.min_p,
   )
 
 
@@ -288,6 +289,9 @@ def _decode_sampling(
     'finite and > 0',
   )
   check.that(0 < top_p <= 1, 'sampling.top_p', top_p, 'in (0, 1]')
+  check.that(
+    0 <= message.min_p <= 1, 'sampling.min_p', message.min_p, 'in [0, 1]'
+  )
   for name in ('max_turn_tokens', 'max_turns'):
     value = getattr(message, name)
     check.that(value >= 1, f'sampling.{name}', value, '>= 1')
@@ -297,4 +301,5 @@ def _decode_sampling(
     top_k=message.top_k,
     max_turn_tokens=message.max_turn_tokens,
     max_turns=message.max_turns,
+    min_p=message.min_p,
   )

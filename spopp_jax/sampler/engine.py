@@ -1,9 +1,10 @@
 """Decodes many episodes together, each keeping its cache across turns.
 
-One compiled call feeds every slot's queued tokens (prompt or observation) and
-then samples until each slot has ended its turn. Shapes are fixed by short lists
-of buckets: how many tokens are fed, how much of the cache is read, how many
-tokens truncated sampling chooses from.
+A step feeds one chunk of every prompt or observation that waits, then samples a
+few tokens of every slot that is ready, so that a long prompt holds up nobody
+and a slot that has ended its turn is filled again soon. Shapes are fixed by
+short lists of buckets: how many slots are fed how many tokens, how much of the
+cache is read, how many tokens truncated sampling chooses from.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import numpy as np
 
 from spopp_jax import types
 from spopp_jax.models import dense, parameters
-from spopp_jax.sampler import base, decoding, kept_sets
+from spopp_jax.sampler import base, decoding, kept_sets, prefixes
 
 # In float32, where 1 - 1e-9 would be 1 and mean that top-p is off.
 _LARGEST_BELOW_1 = 1 - 2**-24
@@ -31,6 +32,20 @@ class _Slot:
   tokens: list[int] = dataclasses.field(default_factory=list)
   length: int = 0  # tokens in the cache
   generating: bool = False
+  pieces: list[base.Turn] = dataclasses.field(default_factory=list)
+
+  @property
+  def num_waiting(self) -> int:
+    return len(self.tokens) - self.length
+
+  @property
+  def num_sampled(self) -> int:
+    return sum(len(piece.tokens) for piece in self.pieces)
+
+  @property
+  def prompt(self) -> np.ndarray:
+    """What has to be in the cache before a token can be sampled."""
+    return np.array(self.tokens[:-1], np.int32)
 
 
 class DecodeEngine:
@@ -40,11 +55,16 @@ class DecodeEngine:
   on its batch mates (up to the rounding of the compiled shapes).
 
   Logits are divided by the temperature, then top-k keeps the k most likely
-  tokens, then top-p the fewest of these whose renormalised mass reaches p (see
+  tokens, then top-p the fewest of these whose renormalised mass reaches p, then
+  min-p those at least p times as likely as the most likely one (see
   `truncation.truncate`). Log-probs are of the renormalised distribution that
   was sampled from. What was kept comes back as one bit an id, so that a step in
-  which some slot truncates returns num_slots * max_turn_tokens * V / 8 bytes
+  which some slot truncates returns num_slots * tokens_a_step * V / 8 bytes
   more, and none otherwise.
+
+  An episode whose prompt begins like what another slot has in its cache, or is
+  being fed, takes that over instead of feeding it again. Where layers keep a
+  recurrent state that is so for rollouts of one prompt that start together.
   """
 
   def __init__(
@@ -55,8 +75,10 @@ class DecodeEngine:
     max_context: int,
     max_turn_tokens: int,
     stop_ids: Sequence[int],
-    feed_buckets: Sequence[int] = (16, 64),
+    tokens_a_step: int = 16,
+    feed_buckets: Sequence[int] = (16, 64, 256),
     attend_multiple: int = 64,
+    min_shared: int = 16,
   ):
     """Allocates the cache.
 
@@ -66,9 +88,11 @@ class DecodeEngine:
       max_context: tokens an episode can hold.
       max_turn_tokens: sampled tokens a turn at most, for any request.
       stop_ids: a turn ends with the first of these.
-      feed_buckets: increasing numbers of tokens fed by one call; longer
-        queues take several calls.
+      tokens_a_step: tokens that a step samples of a slot at most.
+      feed_buckets: increasing numbers of tokens that a step feeds a slot;
+        longer queues take several steps.
       attend_multiple: cache positions read are rounded up to this.
+      min_shared: tokens that a prompt must share before they are copied.
 
     Raises:
       ValueError: no stop id, or one that is no token.
@@ -86,18 +110,29 @@ class DecodeEngine:
     self.weights_checksum = ''
     self._config = config
     self._max_turn_tokens = max_turn_tokens
+    self._tokens_a_step = min(tokens_a_step, max_turn_tokens)
     self._feed_buckets = tuple(feed_buckets)
     self._attend_multiple = attend_multiple
+    self._min_shared = min_shared
     self._slots: dict[int, _Slot] = {}
     self._parameters: dict[str, jax.Array] = {}
     self._caches = self._empty_caches()
+    self._cached = prefixes.CachedTokens(
+      num_slots, max_context, can_cut=config.caches_can_be_cut
+    )
     graphdef, _ = parameters.graph(config)
-    self._advance = jax.jit(
+    self._prefill = jax.jit(
+      functools.partial(decoding.prefill, graphdef=graphdef),
+      static_argnames=('attend_length',),
+      donate_argnames=('caches',),
+    )
+    self._copy_rows = jax.jit(decoding.copy_rows, donate_argnums=0)
+    self._decode = jax.jit(
       functools.partial(
-        decoding.advance,
+        decoding.decode,
         graphdef=graphdef,
         stop_ids=tuple(stop_ids),
-        max_turn_tokens=max_turn_tokens,
+        num_tokens=self._tokens_a_step,
       ),
       static_argnames=('attend_length', 'truncation_width'),
       donate_argnames=('caches',),
@@ -106,7 +141,7 @@ class DecodeEngine:
   def load(
     self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
   ) -> None:
-    """Takes new parameters; open episodes go on with them.
+    """Takes new parameters; open episodes go on with them, also within a turn.
 
     Caches start anew, and open episodes are fed again from their beginning: no
     token is drawn from what other parameters have left in a cache. (A NaN there
@@ -115,6 +150,7 @@ class DecodeEngine:
     parameters.check(self._config, params)
     self._parameters = {k: jnp.asarray(v) for k, v in params.items()}
     self._caches = self._empty_caches()
+    self._cached.clear()
     for state in self._slots.values():
       state.length = 0
     self.policy_version = version
@@ -151,91 +187,194 @@ class DecodeEngine:
     del self._slots[slot]
 
   def step(self) -> list[base.Turn]:
-    """Feeds queued tokens and samples; returns the turns that ended."""
+    """Feeds a chunk, samples some tokens; returns the turns that ended."""
     active = {s: v for s, v in self._slots.items() if v.generating}
-    if not active:
-      return []
-    longest = max(len(v.tokens) - v.length for v in active.values())
-    width = next(
-      (b for b in self._feed_buckets if b >= longest), self._feed_buckets[-1]
+    waiting = self._share(active)
+    feeding = {
+      slot: state
+      for slot, state in active.items()
+      if state.num_waiting > 1 and slot not in waiting
+    }
+    for width in self._feed_buckets:
+      chunk = {s: v for s, v in feeding.items() if self._width(v) == width}
+      if chunk:
+        self._feed(chunk, width)
+    if waiting:
+      # Rows that cannot be cut are only now what they wait for.
+      self._share({slot: active[slot] for slot in waiting})
+    ready = {s: v for s, v in active.items() if v.num_waiting == 1}
+    return self._sample(ready) if ready else []
+
+  def _empty_caches(self) -> decoding.Caches:
+    return dense.empty_caches(self._config, self.num_slots, self.max_context)
+
+  def _share(self, active: Mapping[int, _Slot]) -> set[int]:
+    """Copies prompts' beginnings that are there; returns who waits for one."""
+    copies, waiting = [], set()
+    for slot, state in active.items():
+      if state.length or state.num_waiting <= self._min_shared:
+        continue
+      prompt = state.prompt
+      source, length = self._cached.longest(prompt)
+      ahead = [
+        other.prompt
+        for name, other in self._slots.items()
+        if other.generating
+        and other.num_waiting > 1
+        and name not in waiting
+        and (other.length or name < slot)
+        and name != slot
+      ]
+      coming = self._cached.coming(prompt, ahead)
+      if coming >= max(self._min_shared, length + 1):
+        waiting.add(slot)
+      elif length >= self._min_shared:
+        copies.append((source, slot, length))
+        state.length = length
+    if copies:
+      self._copy(copies)
+    return waiting
+
+  def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+    """Copies rows, given as source, target and length."""
+    sources = np.zeros(self._rows_bucket(len(copies)), np.int32)
+    targets = np.full(len(sources), self.num_slots, np.int32)
+    sources[: len(copies)] = [source for source, _, _ in copies]
+    targets[: len(copies)] = [target for _, target, _ in copies]
+    self._caches = self._copy_rows(self._caches, sources, targets)
+    for source, target, length in copies:
+      self._cached.copy(source, target, length)
+
+  def _feed(self, chunk: Mapping[int, _Slot], width: int) -> None:
+    """Feeds up to `width` tokens of each slot, all but the last."""
+    count = self._rows_bucket(len(chunk))
+    rows = np.full(count, self.num_slots, np.int32)
+    tokens = np.zeros((count, width), np.int32)
+    positions = np.full((count, width), dense.ABSENT, np.int32)
+    for i, (slot, state) in enumerate(chunk.items()):
+      fed = min(width, state.num_waiting - 1)
+      end = state.length + fed
+      rows[i] = slot
+      tokens[i, :fed] = state.tokens[state.length : end]
+      positions[i, :fed] = np.arange(state.length, end)
+      self._cached.write(slot, state.length, tokens[i, :fed])
+      state.length = end
+    self._caches = self._prefill(
+      self._parameters,
+      self._caches,
+      rows,
+      tokens,
+      positions,
+      attend_length=self._attend_length(
+        max(state.length for state in chunk.values())
+      ),
     )
-    feed = np.zeros((self.num_slots, width), np.int32)
-    fed = np.zeros(self.num_slots, np.int32)
-    start = np.zeros(self.num_slots, np.int32)
+
+  def _sample(self, ready: Mapping[int, _Slot]) -> list[base.Turn]:
+    """Samples of slots that wait with one token; returns turns that ended."""
     settings = decoding.Settings(
+      token=np.zeros(self.num_slots, np.int32),
+      position=np.zeros(self.num_slots, np.int32),
       budget=np.zeros(self.num_slots, np.int32),
       seed=np.zeros(self.num_slots, np.uint32),
       temperature=np.ones(self.num_slots, np.float32),
       top_k=np.zeros(self.num_slots, np.int32),
       top_p=np.ones(self.num_slots, np.float32),
+      min_p=np.zeros(self.num_slots, np.float32),
     )
-    for slot, state in active.items():
-      head = state.tokens[state.length : state.length + width]
-      feed[slot, : len(head)] = head
-      fed[slot], start[slot] = len(head), state.length
-      state.length += len(head)
-      if state.length == len(state.tokens):
-        self._set_turn(settings, slot, state)
-    self._caches, turns = self._advance(
+    for slot, state in ready.items():
+      self._set_slot(settings, slot, state)
+    self._caches, sampled = self._decode(
       self._parameters,
       self._caches,
-      feed,
-      start,
-      fed,
       settings,
-      attend_length=self._attend_length(start + fed + settings.budget),
+      attend_length=self._attend_length(
+        int((settings.position + settings.budget).max())
+      ),
       truncation_width=self._truncation_width(settings),
     )
-    turns = jax.device_get(turns)
-    return [
-      self._end_turn(slot, turns) for slot in active if settings.budget[slot]
-    ]
+    sampled = jax.device_get(sampled)
+    turns = [self._take(slot, state, sampled) for slot, state in ready.items()]
+    return [turn for turn in turns if turn is not None]
 
-  def _empty_caches(self) -> tuple[dense.Cache, ...]:
-    return dense.empty_caches(self._config, self.num_slots, self.max_context)
-
-  def _set_turn(
+  def _set_slot(
     self, settings: decoding.Settings, slot: int, state: _Slot
   ) -> None:
-    """Has a slot sample a turn."""
     sampling = state.sampling
-    settings.budget[slot] = min(
-      sampling.max_turn_tokens, self.max_context - state.length
-    )
+    settings.token[slot] = state.tokens[-1]
+    settings.position[slot] = state.length
+    settings.budget[slot] = min(self._left(slot), self._tokens_a_step)
     settings.seed[slot] = state.seed
     settings.temperature[slot] = sampling.temperature
     settings.top_k[slot] = min(sampling.top_k, self._config.vocab_size)
+    settings.min_p[slot] = sampling.min_p
     if sampling.top_p < 1:
       settings.top_p[slot] = min(sampling.top_p, _LARGEST_BELOW_1)
 
-  def _attend_length(self, ends: np.ndarray) -> int:
-    needed = int(ends.max())
+  def _take(
+    self, slot: int, state: _Slot, sampled: decoding.Sampled
+  ) -> base.Turn | None:
+    """Adds what was sampled to a slot; returns the turn if it has ended."""
+    count = int(sampled.counts[slot])
+    kept = None
+    if state.sampling.truncated:
+      kept = kept_sets.from_bits(
+        sampled.kept[slot, :count], np.array(sampled.log_mass[slot, :count])
+      )
+    piece = base.Turn(
+      slot=slot,
+      tokens=np.array(sampled.tokens[slot, :count]),
+      logprobs=np.array(sampled.logprobs[slot, :count]),
+      ended=bool(sampled.ended[slot]),
+      kept=kept,
+      versions=((self.policy_version, self.weights_checksum, count),),
+    )
+    # The last sampled token is not in the cache yet: it is the next one fed.
+    fed = [state.tokens[-1], *piece.tokens[:-1].tolist()]
+    self._cached.write(slot, state.length, np.array(fed, np.int32))
+    state.length += count
+    state.tokens.extend(piece.tokens.tolist())
+    state.pieces.append(piece)
+    if not piece.ended and self._left(slot):
+      return None
+    turn = base.join(state.pieces)
+    state.pieces = []
+    state.generating = False
+    return turn
+
+  def _left(self, slot: int) -> int:
+    """Returns how many more tokens the turn of a slot may have."""
+    state = self._slots[slot]
+    left = state.sampling.max_turn_tokens - state.num_sampled
+    return min(left, self.context_left(slot))
+
+  def _width(self, state: _Slot) -> int:
+    """Returns how many tokens a slot's next chunk is padded to.
+
+    Less than half of it is padding, unless it is the smallest bucket.
+    """
+    needed = state.num_waiting - 1
+    first, *others = self._feed_buckets
+    fitting = [b for b in others if b < 2 * needed]
+    enough = [b for b in (first, *fitting) if b >= needed]
+    return enough[0] if enough else max((first, *fitting))
+
+  def _rows_bucket(self, count: int) -> int:
+    """Returns num_slots, or a quarter, a sixteenth, ... that is enough."""
+    size = self.num_slots
+    while size // 4 >= count:
+      size //= 4
+    return size
+
+  def _attend_length(self, needed: int) -> int:
     rounded = -(-needed // self._attend_multiple) * self._attend_multiple
     return min(rounded, self.max_context)
 
   def _truncation_width(self, settings: decoding.Settings) -> int:
     """Returns how many tokens a truncating slot may keep; 0 without any."""
     vocabulary = self._config.vocab_size
-    if ((settings.top_k == 0) & (settings.top_p < 1)).any():
+    by_mass = (settings.top_p < 1) | (settings.min_p > 0)
+    if ((settings.top_k == 0) & by_mass).any():
       return vocabulary
     largest = int(settings.top_k.max())
     return min(1 << (largest - 1).bit_length(), vocabulary) if largest else 0
-
-  def _end_turn(self, slot: int, turns: decoding.Turns) -> base.Turn:
-    state = self._slots[slot]
-    state.generating = False
-    count = int(turns.counts[slot])
-    kept = None
-    if state.sampling.truncated:
-      kept = kept_sets.from_bits(turns.kept[slot, :count])
-    turn = base.Turn(
-      slot=slot,
-      tokens=np.array(turns.tokens[slot, :count]),
-      logprobs=np.array(turns.logprobs[slot, :count]),
-      ended=bool(turns.ended[slot]),
-      kept=kept,
-    )
-    # The last sampled token is not in the cache yet: it leads the next feed.
-    state.length += count - 1
-    state.tokens.extend(turn.tokens.tolist())
-    return turn

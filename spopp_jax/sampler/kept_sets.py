@@ -6,20 +6,24 @@ import numpy as np
 
 from spopp_jax import types
 
+# A sum of probabilities may exceed 1 by its rounding, never by more.
+MASS_CEILING = 1e-4
 
-def from_bits(bits: np.ndarray) -> types.KeptIds:
+
+def from_bits(bits: np.ndarray, log_mass: np.ndarray) -> types.KeptIds:
   """Reads the sets of consecutive tokens.
 
   Args:
     bits: [k, W] uint8; id 8 w + b is kept where byte w has its bit 7 - b, as
       numpy.packbits lays them.
+    log_mass: [k] float32 nats.
 
   Returns:
     The sets, ids rising within each.
   """
   token, ids = np.nonzero(np.unpackbits(bits, axis=1))
   sizes = np.bincount(token, minlength=len(bits))
-  return types.KeptIds(ids.astype(np.int32), _offsets(sizes))
+  return types.KeptIds(ids.astype(np.int32), _offsets(sizes), log_mass)
 
 
 def concatenate(pieces: Sequence[types.KeptIds]) -> types.KeptIds:
@@ -29,11 +33,16 @@ def concatenate(pieces: Sequence[types.KeptIds]) -> types.KeptIds:
     pieces: at least one; a stretch may be empty.
 
   Returns:
-    The sets of all their tokens in order.
+    The sets of all their tokens in order; with log masses if all have them.
   """
   sizes = np.concatenate([np.diff(piece.offsets) for piece in pieces])
   ids = np.concatenate([piece.ids for piece in pieces])
-  return types.KeptIds(ids.astype(np.int32), _offsets(sizes))
+  masses = [piece.log_mass for piece in pieces if piece.log_mass is not None]
+  return types.KeptIds(
+    ids.astype(np.int32),
+    _offsets(sizes),
+    np.concatenate(masses) if len(masses) == len(pieces) else None,
+  )
 
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
@@ -51,7 +60,8 @@ def problem(kept: types.KeptIds, sampled: np.ndarray) -> str | None:
 
   Returns:
     The first fault in words; None when offsets rise from 0 to E and number
-    L + 1, and every set holds distinct ids >= 0, its own token among them.
+    L + 1, every set holds distinct ids >= 0, its own token among them, and log
+    masses, if there are any, number L and are finite and at most 0.
   """
   ids, offsets = kept.ids, kept.offsets
   num_tokens = len(sampled)
@@ -76,4 +86,16 @@ def problem(kept: types.KeptIds, sampled: np.ndarray) -> str | None:
   if again.any():
     index = order[int(np.argmax(again))]
     return f'has {ids[index]} twice at action {token[index]}'
+  return _mass_problem(kept.log_mass, num_tokens)
+
+
+def _mass_problem(log_mass: np.ndarray | None, num_tokens: int) -> str | None:
+  if log_mass is None:
+    return None
+  if len(log_mass) != num_tokens:
+    return f'has {len(log_mass)} log masses for {num_tokens} action tokens'
+  wrong = ~((log_mass > -np.inf) & (log_mass <= MASS_CEILING))
+  if wrong.any():
+    index = int(np.argmax(wrong))
+    return f'has the log mass {log_mass[index]} at action {index}'
   return None

@@ -41,8 +41,12 @@ def encode(trajectory: types.Trajectory) -> dict[str, Any]:
   if trajectory.kept is not None:
     ids = _encode_array(trajectory.kept.ids, sampler_pb2.DTYPE_INT32)
     offsets = _encode_array(trajectory.kept.offsets, sampler_pb2.DTYPE_INT64)
-    kept = sampler_pb2.KeptIds(ids=ids, offsets=offsets)
     arrays += [ids, offsets]
+    mass = None
+    if trajectory.kept.log_mass is not None:
+      mass = _encode_array(trajectory.kept.log_mass, sampler_pb2.DTYPE_FLOAT32)
+      arrays.append(mass)
+    kept = sampler_pb2.KeptIds(ids=ids, offsets=offsets, log_mass=mass)
   return {
     'tokens': tokens,
     'action_mask': mask,
@@ -75,6 +79,8 @@ def decode(
   wire = [message.tokens, message.action_mask, message.behaviour_logprobs]
   if has_kept:
     wire += [message.kept.ids, message.kept.offsets]
+    if message.kept.HasField('log_mass'):
+      wire.append(message.kept.log_mass)
   crc = _crc32(wire)
   check.that(
     crc == message.payload_crc32,
@@ -118,7 +124,12 @@ def _decode_kept(
   offsets = _decode_array(
     message.offsets, 'kept.offsets', sampler_pb2.DTYPE_INT64, check
   )
-  kept = types.KeptIds(ids.astype(np.int32), offsets.astype(np.int64))
+  mass = None
+  if message.HasField('log_mass'):
+    mass = _decode_array(
+      message.log_mass, 'kept.log_mass', sampler_pb2.DTYPE_FLOAT32, check
+    ).astype(np.float32)
+  kept = types.KeptIds(ids.astype(np.int32), offsets.astype(np.int64), mass)
   _check_ids(kept.ids, 'kept.ids', vocab_size, check)
   fault = kept_sets.problem(kept, sampled)
   check.that(
@@ -126,7 +137,8 @@ def _decode_kept(
     'kept',
     f'one that {fault}',
     'offsets that rise from 0 to the number of ids, one more than there are '
-    'action tokens, and sets of distinct ids with their own token',
+    'action tokens, sets of distinct ids with their own token, and log masses '
+    'of at most 0',
   )
   return kept
 

@@ -71,7 +71,7 @@ class _Episode:
   def act(self, turn: base.Turn, version: int, checksum: str) -> None:
     """Appends ids that a snapshot sampled."""
     self._extend(turn.tokens, turn.logprobs, is_action=True)
-    self.turns.append((version, checksum, len(turn.tokens)))
+    self.turns += turn.versions or [(version, checksum, len(turn.tokens))]
     if turn.kept is not None:
       self.kept.append(turn.kept)
 
@@ -268,9 +268,11 @@ class RolloutDriver:
       return self._finish(turn.slot, types.Status.SAMPLER_ERROR, problem)
     version = self.engine.policy_version
     if episode.request.crosses_versions and not episode.turns:
-      # Nothing was generated under the version at the opening.
-      episode.policy_version = version
-      episode.weights_checksum = self.engine.weights_checksum
+      # Nothing may have been generated under the version at the opening.
+      first = (version, self.engine.weights_checksum, len(turn.tokens))
+      episode.policy_version, episode.weights_checksum, _ = (
+        turn.versions or (first,)
+      )[0]
     episode.act(turn, version, self.engine.weights_checksum)
     if (
       version != episode.policy_version and not episode.request.crosses_versions

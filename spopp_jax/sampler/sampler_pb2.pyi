@@ -105,18 +105,20 @@ class HandshakeReply(_message.Message):
     def __init__(self, contract_version: _Optional[int] = ..., limits: _Optional[_Union[ChannelLimits, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., num_slots: _Optional[int] = ..., max_pending: _Optional[int] = ..., active_policy_version: _Optional[int] = ..., active_weights_checksum: _Optional[str] = ..., num_tasks: _Optional[int] = ..., tasks_fingerprint: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "max_turn_tokens", "max_turns")
+    __slots__ = ("temperature", "top_p", "top_k", "max_turn_tokens", "max_turns", "min_p")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     MAX_TURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
     max_turn_tokens: int
     max_turns: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_turns: _Optional[int] = ...) -> None: ...
+    min_p: float
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_turn_tokens: _Optional[int] = ..., max_turns: _Optional[int] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("request_id", "task_id", "policy_version", "seed", "sampling", "crosses_versions")
@@ -173,12 +175,14 @@ class Array(_message.Message):
     def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., length: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class KeptIds(_message.Message):
-    __slots__ = ("ids", "offsets")
+    __slots__ = ("ids", "offsets", "log_mass")
     IDS_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    LOG_MASS_FIELD_NUMBER: _ClassVar[int]
     ids: Array
     offsets: Array
-    def __init__(self, ids: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    log_mass: Array
+    def __init__(self, ids: _Optional[_Union[Array, _Mapping]] = ..., offsets: _Optional[_Union[Array, _Mapping]] = ..., log_mass: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
     __slots__ = ("policy_version", "weights_checksum", "num_actions")

@@ -26,10 +26,12 @@ def finished(number, *, kept=None, **changes):
   )
 
 
-def kept(*sets):
+def kept(*sets, log_mass=None):
   offsets = np.cumsum([0, *map(len, sets)])
   return types.KeptIds(
-    np.array([i for one in sets for i in one], np.int32), offsets
+    np.array([i for one in sets for i in one], np.int32),
+    offsets,
+    None if log_mass is None else np.array(log_mass, np.float32),
   )
 
 
@@ -41,6 +43,9 @@ def assert_equal(one, other):
       assert b is not None
       for name in ('ids', 'offsets'):
         same_bits(getattr(a, name), getattr(b, name))
+      assert (a.log_mass is None) == (b.log_mass is None)
+      if a.log_mass is not None:
+        same_bits(a.log_mass, b.log_mass)
     elif isinstance(a, np.ndarray):
       same_bits(a, b)
     else:
@@ -68,7 +73,7 @@ CASES = {
   'kept and not': [
     finished(1, kept=kept([1, 7, 2], [5])),
     NONE,
-    finished(3, kept=kept([9], [4, 3])),
+    finished(3, kept=kept([9], [4, 3], log_mass=[-0.1, 0])),
   ],
   'kept of no action': [finished(1, kept=kept()), finished(2, kept=kept([1]))],
   'other kinds': [
@@ -116,6 +121,7 @@ def test_nothing_still_has_its_dtypes():
     'lengths': 'int64',
     'rewards': 'float64',
     'kept_ids': 'int32',
+    'kept_log_mass': 'float32',
     'kept_sizes': 'int64',
     'kept_lengths': 'int64',
   }

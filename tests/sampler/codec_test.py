@@ -106,6 +106,7 @@ def test_kept_sets_travel_with_truncated_sampling_alone():
   for sampling in (
     types.SamplingParams(top_k=3, top_p=0.5),
     types.SamplingParams(top_p=0.5),
+    types.SamplingParams(min_p=0.5),
   ):
     trajectory = dataclasses.replace(messages.truncated(), sampling=sampling)
     messages.decode(codec.encode_trajectory(trajectory))
@@ -114,7 +115,7 @@ def test_kept_sets_travel_with_truncated_sampling_alone():
   )
   error = messages.refusal(codec.encode_trajectory(whole))
   assert error.field == 'kept'
-  assert 'top_p is 1 and top_k is 0' in str(error)
+  assert 'top_p is 1, top_k is 0 and min_p is 0' in str(error)
 
 
 @pytest.mark.parametrize('kind', types.LogprobKind)

@@ -446,4 +446,5 @@ def test_each_shape_compiles_once(engine):
   for seed in range(3):
     episodes = {0: make_episode(seed, (2, 9, 1)), 1: make_episode(9, (20, 1))}
     play(engine, episodes)
-  assert engine._advance._cache_size() <= 4
+  assert engine._decode._cache_size() <= 2
+  assert engine._prefill._cache_size() <= 8

@@ -1,3 +1,5 @@
+import dataclasses
+
 import messages
 import numpy as np
 import pytest
@@ -12,14 +14,16 @@ def test_bits_are_the_ids_that_are_set(vocabulary):
   kept = rng.random((30, vocabulary)) < 0.4
   kept[0] = True
   kept[1] = False
-  got = kept_sets.from_bits(np.packbits(kept, axis=1))
+  mass = -rng.random(30).astype(np.float32)
+  got = kept_sets.from_bits(np.packbits(kept, axis=1), mass)
   expected = messages.csr(*(np.flatnonzero(row).tolist() for row in kept))
+  expected = dataclasses.replace(expected, log_mass=mass)
   messages.assert_same(expected, got)
 
 
 def test_no_tokens_have_no_sets():
-  got = kept_sets.from_bits(np.zeros((0, 3), np.uint8))
-  messages.assert_same(messages.csr(), got)
+  got = kept_sets.from_bits(np.zeros((0, 3), np.uint8), np.zeros(0, np.float32))
+  messages.assert_same(messages.csr(log_mass=[]), got)
 
 
 def test_turns_follow_each_other():
@@ -35,6 +39,31 @@ def test_turns_follow_each_other():
   messages.assert_same(expected, got)
   one = messages.csr([3, 1], [2])
   messages.assert_same(one, kept_sets.concatenate([one]))
+
+
+def test_log_masses_follow_each_other_if_all_have_them():
+  first = messages.csr([3, 1], [2], log_mass=[-0.5, -0.25])
+  second = messages.csr([9], log_mass=[-1])
+  got = kept_sets.concatenate([first, second])
+  expected = messages.csr([3, 1], [2], [9], log_mass=[-0.5, -0.25, -1])
+  messages.assert_same(expected, got)
+  assert kept_sets.concatenate([first, messages.csr([9])]).log_mass is None
+
+
+@pytest.mark.parametrize(
+  'log_mass, words',
+  [
+    ([-1], '1 log masses for 2 action tokens'),
+    ([-1, 0.25], 'log mass 0.25'),
+    ([float('nan'), 0], 'log mass nan at action 0'),
+    ([0, -np.inf], 'log mass -inf at action 1'),
+  ],
+)
+def test_a_wrong_log_mass_is_named(log_mass, words):
+  kept = messages.csr([6], [7], log_mass=log_mass)
+  assert words in kept_sets.problem(kept, np.array([6, 7], np.int32))
+  fine = messages.csr([6], [7], log_mass=[1e-5, -30])
+  assert kept_sets.problem(fine, np.array([6, 7], np.int32)) is None
 
 
 def test_sets_with_their_token_and_distinct_ids_are_fine():

@@ -20,14 +20,17 @@ samplings = st.builds(
   top_k=st.one_of(st.just(0), st.integers(0, 1000)),
   max_turn_tokens=st.integers(1, 10_000),
   max_turns=st.integers(1, 1000),
+  min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
 )
 
 
-def csr(*sets):
+def csr(*sets, log_mass=None):
   """Returns one kept set for each action token."""
+  if log_mass is not None:
+    log_mass = np.array(log_mass, np.float32)
   ids = [i for kept in sets for i in kept]
   offsets = np.cumsum([0, *map(len, sets)], dtype=np.int64)
-  return types.KeptIds(np.array(ids, np.int32), offsets)
+  return types.KeptIds(np.array(ids, np.int32), offsets, log_mass)
 
 
 @st.composite
@@ -37,7 +40,10 @@ def kept_ids(draw, sampled):
   for token in sampled:
     others = draw(st.sets(st.integers(0, NUM_IDS - 1), max_size=4))
     sets.append(draw(st.permutations(sorted(others | {token}))))
-  return csr(*sets)
+  log_mass = None
+  if draw(st.booleans()):
+    log_mass = [draw(st.floats(-50, 0, width=32)) for _ in sets]
+  return csr(*sets, log_mass=log_mass)
 
 
 @st.composite

@@ -8,7 +8,9 @@ from spopp_jax.sampler import truncation
 _truncate = jax.jit(truncation.truncate, static_argnames='width')
 
 
-def truncate(logits, temperature=1.0, top_k=0, top_p=1.0, width=None):
+def truncate(
+  logits, temperature=1.0, top_k=0, top_p=1.0, width=None, min_p=0.0
+):
   """Truncates rows [B, V]; settings are one for all or one a row."""
   logits = np.atleast_2d(np.asarray(logits, np.float32))
   each = np.ones(len(logits), np.float32)
@@ -17,8 +19,13 @@ def truncate(logits, temperature=1.0, top_k=0, top_p=1.0, width=None):
     temperature=each * np.asarray(temperature, np.float32),
     top_k=(each * top_k).astype(np.int32),
     top_p=each * np.asarray(top_p, np.float32),
+    min_p=each * np.asarray(min_p, np.float32),
     width=width or logits.shape[1],
   )
+  whole = jax.nn.softmax(logits / np.atleast_1d(temperature)[:, None])
+  mass = np.where(result.kept, whole, 0).sum(axis=1)
+  if np.isfinite(mass).all():
+    np.testing.assert_allclose(np.exp(result.log_mass), mass, rtol=1e-5)
   return np.asarray(result.logprobs), np.asarray(result.kept)
 
 
@@ -64,6 +71,29 @@ def test_what_is_kept(top_k, top_p, expected):
   share = probabilities[expected] / probabilities[expected].sum()
   np.testing.assert_allclose(np.exp(logprobs[0][expected]), share, rtol=1e-5)
   assert np.isneginf(np.delete(logprobs[0], expected)).all()
+
+
+@pytest.mark.parametrize(
+  'min_p, more, expected',
+  [
+    (0.5, {}, [0, 1, 2]),  # .2 is exactly half of .4
+    (0.501, {}, [0, 1]),
+    (0.05, {}, [0, 1, 2, 3, 4]),
+    (1.0, {}, [0]),
+    (1e-9, {}, [0, 1, 2, 3, 4]),
+    (0.19, {}, [0, 1, 2, 3]),
+    (0.5, {'top_k': 2}, [0, 1]),
+    (0.19, {'top_p': 0.8}, [0, 1, 2]),
+    # Min-p ahead of it would leave top-p two tokens, the first with 4/7.
+    (0.7, {'top_p': 0.5}, [0, 1]),
+  ],
+)
+def test_what_min_p_keeps(min_p, more, expected):
+  probabilities = np.array([0.4, 0.3, 0.2, 0.08, 0.02])
+  logprobs, kept = truncate(np.log(probabilities), min_p=min_p, **more)
+  assert ids(kept) == [expected]
+  share = probabilities[expected] / probabilities[expected].sum()
+  np.testing.assert_allclose(np.exp(logprobs[0][expected]), share, rtol=1e-5)
 
 
 @pytest.mark.parametrize('vocabulary', [3, 12, 50])
@@ -159,5 +189,6 @@ def test_rank_mistakes_are_refused():
       temperature=np.ones(1, np.float32),
       top_k=np.ones(1, np.int32),
       top_p=np.ones(1, np.float32),
+      min_p=np.zeros(1, np.float32),
       width=5,
     )
