@@ -119,7 +119,7 @@ def test_fingerprints_follow_vocabulary_and_splitting(directory):
   assert tokenizer.load(directory).fingerprint == first
   path = directory / 'tokenizer.json'
   content = json.loads(path.read_text())
-  content['pre_tokenizer']['add_prefix_space'] = True
+  content['pre_tokenizer']['pretokenizers'][1]['add_prefix_space'] = True
   path.write_text(json.dumps(content))
   assert tokenizer.load(directory).fingerprint != first
 
