@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 import sys
 
 import ml_collections
@@ -39,6 +40,7 @@ from spopp_jax.sampler import (
   rollout,
   service,
 )
+from spopp_jax.sampler.external import engine as external
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCHEMA = _ROOT / 'configs' / 'common.py'
@@ -129,11 +131,20 @@ def make_driver(
   config: ml_collections.ConfigDict,
   policy: policy_files.Policy,
   tasks: envs.TaskSuite,
+  decoder: sampler_base.Engine | None = None,
 ) -> rollout.RolloutDriver:
-  """Returns engine and environments joined, with no parameters loaded."""
+  """Returns engine and environments joined, with no parameters loaded.
+
+  Args:
+    config: reads the block sampler.
+    policy: sizes and tokenizer.
+    tasks: what can be asked for.
+    decoder: None is an engine in this process.
+  """
   template = make_template(config, policy.tokenizer)
   return rollout.RolloutDriver(
-    engine.DecodeEngine(
+    decoder
+    or engine.DecodeEngine(
       policy.config,
       num_slots=config.sampler.slots,
       max_context=config.sampler.context_length,
@@ -145,12 +156,44 @@ def make_driver(
   )
 
 
+def external_engine(
+  config: ml_collections.ConfigDict,
+  policy: policy_files.Policy,
+  address: str,
+  directory: pathlib.Path,
+) -> sampler_base.Engine:
+  """Returns an engine in front of a vLLM or SGLang server.
+
+  Args:
+    config: reads the block sampler.
+    policy: sizes and tokenizer.
+    address: vllm:http://host:port or sglang:http://host:port.
+    directory: weights are handed over in it; the server must see it under this
+      name. Every server has a directory of its own there.
+
+  Raises:
+    ValueError: the address is none, or the server holds too few tokens.
+    EngineError: the server cannot be reached or is not fit for this.
+  """
+  return external.connect(
+    address,
+    policy.config,
+    num_slots=config.sampler.slots,
+    max_context=config.sampler.context_length,
+    max_turn_tokens=config.sampler.max_turn_tokens,
+    stop_ids=(policy.tokenizer.end_id,),
+    directory=directory / re.sub('[^a-zA-Z0-9.]+', '-', address),
+    turn_deadline_s=config.sampler.rollout_timeout_s,
+  )
+
+
 def serve(
   config: ml_collections.ConfigDict,
   policy: policy_files.Policy,
   tasks: envs.TaskSuite,
   address: str,
   *,
+  decoder: sampler_base.Engine | None = None,
   own: credentials.Credentials = credentials.NONE,
   allow_insecure: bool = False,
 ) -> service.SamplerServer:
@@ -162,11 +205,12 @@ def serve(
       publishes.
     tasks: what can be asked for.
     address: host:port (port 0 is any free one) or unix:path.
+    decoder: None is an engine in this process.
     own: the service's credentials; those in the block sampler are the runner's.
     allow_insecure: True lets other machines in without TLS.
   """
   return service.serve(
-    make_driver(config, policy, tasks),
+    make_driver(config, policy, tasks, decoder),
     model_fingerprint=parameters.fingerprint(policy.config),
     address=address,
     own=own,

@@ -1,8 +1,10 @@
+import contextlib
 import dataclasses
 import itertools
 import pathlib
 import sys
 
+import external_world
 import numpy as np
 import pytest
 import small_tokenizers
@@ -115,6 +117,44 @@ def test_a_run_shows_its_certificate_and_token(tmp_path):
     sampler.close()
   finally:
     server.stop()
+
+
+def test_an_external_engine_serves_the_run(tmp_path):
+  config = tiny_world.load(tmp_path)
+  policy = tiny_world.random_policy(config)
+  tasks = envs.load_tasks(config.environment)
+  embedding = policy.params[external_world.EMBEDDING]
+  weights = np.random.default_rng(0).normal(0, 0.5, embedding.shape)
+  with contextlib.closing(
+    external_world.FakeVllm({external_world.EMBEDDING: weights})
+  ) as fake:
+    decoder = sampling.external_engine(
+      config, policy, fake.address, tmp_path / 'handover'
+    )
+    server = sampling.serve(
+      config, policy, tasks, '127.0.0.1:0', decoder=decoder
+    )
+    config.sampler.addresses = (server.address,)
+    try:
+      sampler = sampling.connect(
+        config, policy, tmp_path, tasks, retries.RetryBudget(1)
+      )
+      checksum = sampler.publish(policy.params, 1)
+      params = sampling.sampling_params(config)
+      sampler.submit([sampler_base.Request('r', tasks.task_ids[0], 1, 5, params)])
+      answer = sampler.next(external_world.WAIT_S)
+      sampler.close()
+    finally:
+      server.stop()
+  assert answer.status == types.Status.OK, answer.detail
+  assert answer.weights_checksum == checksum
+  (own,) = (tmp_path / 'handover').iterdir()
+  assert own.name == f'vllm-http-{fake.url.split("//")[1].replace(":", "-")}'
+  assert [path.name for path in own.iterdir()] == [f'1-{checksum}']
+  _, body = fake.asked[-1]
+  wanted = body['sampling_params']
+  assert wanted['stop_token_ids'] == [policy.tokenizer.end_id]
+  assert wanted['max_tokens'] == config.sampler.max_turn_tokens
 
 
 def test_defaults_are_not_said(tmp_path):

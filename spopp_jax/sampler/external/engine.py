@@ -90,14 +90,15 @@ class ExternalEngine:
       max_context: tokens an episode can hold.
       max_turn_tokens: sampled tokens a turn at most, for any request.
       stop_ids: tokens that end a turn.
-      directory: weights are handed over in it; exists, and server and engine
-        see it under this name.
+      directory: weights are handed over in it; of this engine alone, and the
+        server sees it under this name.
       turn_deadline_s: of a turn; one that takes longer fails.
       update_deadline_s: of taking new weights.
 
     Raises:
       EngineError: the server cannot be reached or is not fit for this.
-      ValueError: it holds fewer tokens than `max_context`.
+      ValueError: it holds fewer tokens than `max_context`, or the directory
+        cannot be used.
     """
     self.num_slots = num_slots
     self.max_context = max_context
@@ -155,7 +156,7 @@ class ExternalEngine:
     for slot in interrupted:
       self._cancel(self._slots[slot])
     try:
-      self._handover(params, f'{version}-{checksum}')
+      self._handover(params, handover.label_of(version, checksum))
       self.policy_version = version
       self.weights_checksum = checksum
     finally:

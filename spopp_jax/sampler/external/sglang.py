@@ -90,11 +90,14 @@ class Sglang:
         kept,
         servers.one_label(spans),
       )
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+    except (
+      *(AttributeError, IndexError, KeyError),
+      *(OverflowError, TypeError, ValueError),
+    ) as error:
       raise errors.EngineRefused(
-        f'the answer is not what SGLang 0.5 gives ({e!r}): '
+        f'the answer is not what SGLang 0.5 gives ({error!r}): '
         f'{errors.shown(answer)}'
-      ) from e
+      ) from error
 
   def leading_gap(self, tokens: Sequence[int], temperature: float) -> float:
     """Returns the gap between the two likeliest next tokens in nats."""

@@ -129,7 +129,7 @@ class Vllm:
         kept,
         servers.one_label(choice['weight_versions']),
       )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
       raise errors.EngineRefused(
         f'the answer is not what vLLM 0.32 gives ({error!r}): '
         f'{errors.shown(answer)}'
