@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from spopp_jax.models import layers
+from spopp_jax.models import layers, mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,10 +216,11 @@ class Trunk(nnx.Module):
 
   def __call__(self, tokens, positions, mask, caches):
     """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
-    hidden = self.embed_tokens(tokens)
+    hidden = mesh.by_rows(self.embed_tokens(tokens))
     new_caches = []
     for block, cache in zip(self.layers, caches, strict=True):
       hidden, cache = block(hidden, positions, mask, cache)
+      hidden = mesh.by_rows(hidden)
       new_caches.append(cache)
     return self.norm(hidden), tuple(new_caches)
 

@@ -50,6 +50,10 @@ def follow(config: ml_collections.ConfigDict, lead: hosts.Follower) -> int:
         updates += 1
       case 'score':
         learner.score_packed(state.params, types.PackedBatch(**arrays))
+      case 'policy':
+        learner.policy(state)
+      case 'to_save':
+        learner.to_save(state)
       case _:
         raise hosts.HostLost(f'host 0 announced {kind!r}, which is unknown')
   return updates
