@@ -276,6 +276,17 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # Row counts a minibatch is padded to, rising; one compilation each.
     row_buckets=(20, 24, 28),
   )
+  config.lora = config_dict.create(
+    # Rank of adapters, which are trained alone; 0 trains all parameters.
+    rank=0,
+    # Their product is scaled by alpha / rank.
+    alpha=32.0,
+    # Layers that get adapters, by the last word of their names.
+    targets=(
+      *('q_proj', 'k_proj', 'v_proj', 'o_proj'),
+      *('gate_proj', 'up_proj', 'down_proj'),
+    ),
+  )
   config.mesh = config_dict.create(
     # Devices of all hosts that share the rows, each with all parameters; 0 is
     # what the other two axes leave (one of the three may be 0).

@@ -1,6 +1,8 @@
 """Log-probabilities of packed rows: what is scored and differentiated."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from flax import nnx
 
 from spopp_jax import types
 from spopp_jax.kernels import token_logprobs
-from spopp_jax.models import parameters, rematerialization
+from spopp_jax.models import lora, parameters, rematerialization
 
 # Tokens whose logits are held at a time; enough for efficient products.
 CHUNK_TOKENS = 1024
@@ -27,12 +29,14 @@ class Settings:
     compute_dtype: of products and activations. Norms, softmax, logits and
       log-probs are float32 in any case, and so are parameters and gradients.
     remat: of `rematerialization.CHOICES`.
+    adapters: of the trained parameters, if they are not the model's own.
   """
 
   temperature: float = 1.0
   chunk_tokens: int = CHUNK_TOKENS
   compute_dtype: str = 'float32'
   remat: str = 'none'
+  adapters: lora.Config | None = None
 
   def __post_init__(self):
     for name, allowed in (
@@ -45,6 +49,12 @@ class Settings:
         )
 
 
+def cast(params: Mapping[str, Any], compute_dtype: str) -> dict[str, Any]:
+  """Returns parameters as they are computed with; vectors stay float32."""
+  dtype = jnp.dtype(compute_dtype)
+  return {k: v.astype(dtype) if v.ndim > 1 else v for k, v in params.items()}
+
+
 def packed_logprobs(
   graphdef: nnx.GraphDef,
   settings: Settings,
@@ -53,9 +63,12 @@ def packed_logprobs(
 ) -> jax.Array:
   """Returns [B, S] float32 nats where the action mask is set, else 0."""
   # Here, so that gradients are those of the float32 parameters.
-  dtype = jnp.dtype(settings.compute_dtype)
-  cast = {k: v.astype(dtype) if v.ndim > 1 else v for k, v in params.items()}
-  decoder = parameters.bind(graphdef, cast)
+  params = cast(params, settings.compute_dtype)
+  added = {k: v for k, v in params.items() if lora.is_adapter(k)}
+  base = {k: v for k, v in params.items() if k not in added}
+  decoder = parameters.bind(graphdef, base)
+  if settings.adapters is not None:
+    lora.attach(decoder, settings.adapters, added)
   rematerialization.apply(decoder, settings.remat)
   hidden = decoder.hidden(batch.tokens, batch.positions, batch.segment_ids)
   return token_logprobs.token_logprobs(

@@ -11,7 +11,7 @@ import optax
 from spopp_jax import types
 from spopp_jax.learner import forward, packing, step
 from spopp_jax.learner import state as state_lib
-from spopp_jax.models import dense, parameters
+from spopp_jax.models import dense, lora, parameters
 from spopp_jax.models import mesh as mesh_lib
 from spopp_jax.objectives import base as objectives
 
@@ -62,7 +62,12 @@ class Learner:
 
   Attributes:
     objective: gives advantages, weights and loss.
+    settings: how log-probs are computed.
+    microbatches: parts that a minibatch's gradient is computed in.
     row_parts: what the rows of a batch are cut into, over the devices.
+    shapes: of the trained parameters, by name.
+    model_shapes: of the policy's parameters, by name.
+    mesh: of the devices.
   """
 
   def __init__(
@@ -98,9 +103,13 @@ class Learner:
         make the same call. None is this host alone.
 
     Raises:
-      ValueError: no sharding rule knows one of the decoder's parameters.
+      ValueError: no sharding rule knows one of the decoder's parameters, or
+        an adapter's target is none of its layers.
     """
     self._mesh = mesh or mesh_lib.DeviceMesh()
+    self.mesh = self._mesh.mesh
+    self.settings = settings
+    self.microbatches = microbatches
     self._announce = announce or silent
     self.objective = objective
     self.row_parts = self._mesh.row_parts
@@ -108,48 +117,115 @@ class Learner:
     self._optimizer = optimizer
     self._row_length = row_length
     self._row_buckets = tuple(row_buckets)
-    graphdef, shapes = parameters.graph(config)
-    self._shardings = self._state_shardings(shapes)
-    logprobs = functools.partial(
-      self._logprobs,
-      functools.partial(forward.packed_logprobs, graphdef, settings),
-    )
+    graphdef, self.model_shapes = parameters.graph(config)
+    self.shapes = self.model_shapes
+    self._frozen_shapes: dict[str, Any] = {}
+    if settings.adapters is not None:
+      self.shapes = lora.shapes(settings.adapters, self.model_shapes)
+      self._frozen_shapes = jax.eval_shape(
+        lambda base: forward.cast(base, settings.compute_dtype),
+        self.model_shapes,
+      )
+    self._frozen: dict[str, jax.Array] = {}
+    self._base: dict[str, np.ndarray] = {}
+    self._shardings = self._state_shardings()
+    self._frozen_shardings = self._mesh.parameters(self._frozen_shapes)
+    self._programs: dict[Any, jax.stages.Compiled] = {}
+    logprobs = functools.partial(forward.packed_logprobs, graphdef, settings)
+    self._make_programs(logprobs)
+
+  def _make_programs(self, logprobs: Callable) -> None:
     everywhere = self._mesh.everywhere
-    self._score = jax.jit(
-      functools.partial(step.map_rows, logprobs), out_shardings=everywhere
-    )
+
+    def with_frozen(frozen, params, rows):
+      if self.mesh.size > 1:
+        # Lays the gradient out likewise: each device sums its part alone.
+        params = jax.lax.with_sharding_constraint(
+          params, self._shardings.params
+        )
+      return logprobs({**frozen, **params}, rows)
+
+    def score(frozen, params, batch):
+      of = functools.partial(with_frozen, frozen)
+      return step.map_rows(of, params, batch)
+
+    def update(frozen, state, batch):
+      of = functools.partial(with_frozen, frozen)
+      return step.update(
+        of,
+        self.objective,
+        self._optimizer,
+        self.microbatches,
+        state,
+        batch,
+      )
+
+    self._score = jax.jit(score, out_shardings=everywhere)
     self._update = jax.jit(
-      functools.partial(
-        step.update, logprobs, objective, optimizer, microbatches
-      ),
-      donate_argnums=0,
-      out_shardings=(self._shardings, everywhere),
+      update, donate_argnums=1, out_shardings=(self._shardings, everywhere)
     )
     self._gather = jax.jit(lambda array: array, out_shardings=everywhere)
 
-  def _state_shardings(self, shapes: Mapping[str, Any]) -> Any:
-    """Returns the shardings of a state with parameters of these shapes."""
-    shardings = self._mesh.parameters(shapes)
-    abstract = jax.eval_shape(
-      functools.partial(state_lib.initial, optimizer=self._optimizer), shapes
+  def _state_shapes(self) -> Any:
+    return jax.eval_shape(
+      functools.partial(state_lib.initial, optimizer=self._optimizer),
+      self.shapes,
     )
-    return self._mesh.like_parameters(abstract, shardings)
 
-  def _logprobs(
+  def _state_shardings(self) -> Any:
+    """Returns the shardings of parameters and their optimizer state."""
+    return self._mesh.like_parameters(
+      self._state_shapes(), self._mesh.parameters(self.shapes)
+    )
+
+  def compile(
     self,
-    logprobs: Callable,
-    params: parameters.Parameters,
-    rows: types.PackedBatch,
-  ) -> jax.Array:
-    if self._mesh.mesh.size > 1:
-      # Lays the gradient out likewise: each device sums its part alone.
-      params = jax.lax.with_sharding_constraint(params, self._shardings.params)
-    return logprobs(params, rows)
+    batch: types.PackedBatch,
+    compiler_options: dict[str, str | bool] | None = None,
+  ) -> jax.stages.Compiled:
+    """Compiles an update of batches shaped like this one, without a state.
+
+    Args:
+      batch: numpy arrays or jax.ShapeDtypeStruct; no value is looked at.
+      compiler_options: of XLA. Without any, `update` runs this program instead
+        of compiling its own.
+
+    Returns:
+      The program, which says what memory and operations it needs.
+    """
+    if compiler_options is None:
+      self._announce('compile', batch._asdict())
+
+    def abstract(shape, sharding):
+      return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    arguments = jax.tree.map(
+      abstract,
+      (self._frozen_shapes, self._state_shapes(), batch),
+      (self._frozen_shardings, self._shardings, self._mesh.rows(batch)),
+    )
+    with jax.set_mesh(self.mesh):
+      program = self._update.lower(*arguments).compile(compiler_options)
+    if compiler_options is None:
+      self._programs[_shapes(batch)] = program
+    return program
 
   def init(self, params: Mapping[str, Any]) -> state_lib.LearnerState:
-    """Returns the state before the first update; copies the parameters."""
+    """Returns the state before the first update; copies the parameters.
+
+    With adapters the parameters are kept as they are, frozen, and the state is
+    that of the adapters.
+    """
     self._announce('init', {k: np.asarray(v) for k, v in params.items()})
-    copies = {k: np.array(v, np.float32) for k, v in params.items()}
+    trained = params
+    if self.settings.adapters is not None:
+      self._base = {k: np.asarray(v, np.float32) for k, v in params.items()}
+      self._frozen = mesh_lib.place(
+        forward.cast(self._base, self.settings.compute_dtype),
+        self._frozen_shardings,
+      )
+      trained = lora.initial(self.settings.adapters, self.model_shapes)
+    copies = {k: np.array(v, np.float32) for k, v in trained.items()}
     placed = mesh_lib.place(copies, self._shardings.params)
     return jax.jit(
       functools.partial(state_lib.initial, optimizer=self._optimizer),
@@ -165,13 +241,19 @@ class Learner:
     )
     return mesh_lib.place(state, self._shardings)
 
+  def trained(self, state: state_lib.LearnerState) -> dict[str, np.ndarray]:
+    """Returns the trained parameters on the host: all, or the adapters."""
+    return jax.tree.map(np.asarray, self._whole('trained', state.params))
+
   def policy(self, state: state_lib.LearnerState) -> dict[str, np.ndarray]:
     """Returns the policy's parameters as the sampler takes them, on the host.
 
-    Raises:
-      OSError, RuntimeError: another host is gone.
+    Adapters are merged into the parameters that they belong to.
     """
-    return jax.tree.map(np.asarray, self._whole('policy', state.params))
+    trained = self.trained(state)
+    if self.settings.adapters is None:
+      return trained
+    return lora.merge(self.settings.adapters, self._base, trained)
 
   def to_save(self, state: state_lib.LearnerState) -> state_lib.LearnerState:
     """Returns the state as this host can save it.
@@ -196,8 +278,9 @@ class Learner:
   ) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
     """Takes M optimizer steps; donates `state`. Metrics are scalars."""
     self._announce('update', batch._asdict())
-    with jax.set_mesh(self._mesh.mesh):
-      return self._update(state, self._spread(batch))
+    with jax.set_mesh(self.mesh):
+      program = self._programs.get(_shapes(batch), self._update)
+      return program(self._frozen, state, self._spread(batch))
 
   def score(
     self,
@@ -240,8 +323,12 @@ class Learner:
   ) -> np.ndarray:
     """Returns [M, B, S] float32 nats where the action mask is set, else 0."""
     self._announce('score', batch._asdict())
-    with jax.set_mesh(self._mesh.mesh):
-      return np.asarray(self._score(params, self._spread(batch)))
+    with jax.set_mesh(self.mesh):
+      return np.asarray(self._score(self._frozen, params, self._spread(batch)))
 
   def _spread(self, batch: types.PackedBatch) -> types.PackedBatch:
     return mesh_lib.place(batch, self._mesh.rows(batch))
+
+
+def _shapes(batch: types.PackedBatch) -> tuple[tuple[int, ...], ...]:
+  return tuple(x.shape for x in batch)

@@ -223,6 +223,9 @@ def _constrained(
 
 def _axes(name: str, rank: int) -> tuple[str | None, ...]:
   """Returns the axis of each dimension by the rules."""
+  if adapter := re.fullmatch(r'(.*)\.lora_([AB])\.weight', name):
+    out_axis, in_axis = _axes(f'{adapter[1]}.weight', 2)
+    return (None, in_axis) if adapter[2] == 'A' else (out_axis, None)
   for pattern, axes in _RULES:
     if re.search(rf'(^|\.){pattern}$', name) and len(axes) in (0, rank):
       return axes or (None,) * rank

@@ -54,6 +54,7 @@ _RANGES = {
   ),
   '[0, inf)': (
     'dispatch.max_lag',
+    'lora.rank',
     'mesh.data',
     'mesh.fsdp',
     'mesh.tensor',
@@ -62,6 +63,7 @@ _RANGES = {
     'optimizer.warmup_steps',
   ),
   '(0, inf)': (
+    'lora.alpha',
     'cold_start.learning_rate',
     'sampler.temperature',
     'sampler.connect_timeout_s',

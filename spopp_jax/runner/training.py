@@ -11,13 +11,14 @@ import numpy as np
 from spopp_jax import objectives, types
 from spopp_jax.learner import (
   checkpoint,
+  footprint,
   forward,
   logprob_contract,
   packing,
   update,
 )
 from spopp_jax.learner import state as learner_state
-from spopp_jax.models import dense
+from spopp_jax.models import dense, lora
 from spopp_jax.models import mesh as mesh_lib
 from spopp_jax.runner import config_rules, logprob_check
 from spopp_jax.runner import flow as flow_lib
@@ -217,6 +218,7 @@ def make_learner(
       chunk_tokens=c.chunk_tokens,
       compute_dtype=c.compute_dtype,
       remat=c.remat,
+      adapters=_adapters(config),
     ),
     minibatch_size=-(-config.dispatch.batch_size // c.minibatches),
     microbatches=c.microbatches,
@@ -224,4 +226,48 @@ def make_learner(
     row_buckets=c.row_buckets,
     mesh=mesh,
     announce=announce,
+  )
+
+
+def footprint_of(
+  config: ml_collections.ConfigDict,
+  learner: update.Learner,
+  *,
+  available_bytes: int | None = None,
+  compiler_options: dict[str, str | bool] | None = None,
+) -> footprint.Footprint:
+  """Measures a step of the most rows that its buckets foresee.
+
+  Args:
+    config: the learner's.
+    learner: need not have a state.
+    available_bytes: as of `footprint.measure`.
+    compiler_options: as of `footprint.measure`.
+  """
+  c = config.learner
+  multiple = c.microbatches * learner.row_parts
+  group_size = learner.objective.group_size
+  groups = config.dispatch.batch_size // group_size
+  limit = -(-groups // c.minibatches) * group_size
+  rows = -(-min(max(c.row_buckets), limit) // multiple) * multiple
+  top_k = config.sampler.top_k
+  batch = packing.padding(
+    (c.minibatches, rows, c.row_length),
+    config.dispatch.batch_size,
+    top_k if top_k <= packing.WIDEST_TOP_K else 0,
+  )
+  return footprint.measure(
+    learner,
+    batch,
+    available_bytes=available_bytes,
+    compiler_options=compiler_options,
+  )
+
+
+def _adapters(config: ml_collections.ConfigDict) -> lora.Config | None:
+  c = config.lora
+  if not c.rank:
+    return None
+  return lora.Config(
+    rank=c.rank, alpha=c.alpha, targets=c.targets, seed=config.seed
   )
