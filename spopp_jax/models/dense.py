@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from spopp_jax.models import layers, mesh
+from spopp_jax.models import attention, layers, mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Attention(nnx.Module):
     self,
     hidden: jax.Array,
     positions: jax.Array,
-    mask: jax.Array,
+    visible: attention.Visible,
     cache: KVCache | None,
   ) -> tuple[jax.Array, KVCache | None]:
     """Attends within the row, or to the cache after writing to it.
@@ -125,7 +125,7 @@ class Attention(nnx.Module):
       hidden: [B, S, D] float.
       positions: [B, S] int32; also the index in the cache. Positions at or
         above the cache's length are not written.
-      mask: [B, S, keys] bool; True where a query sees a key.
+      visible: which keys a query sees.
       cache: the layer's cache, or None.
 
     Returns:
@@ -150,11 +150,9 @@ class Attention(nnx.Module):
         cache.keys.at[rows, positions].set(keys, mode='drop'),
         cache.values.at[rows, positions].set(values, mode='drop'),
       )
-      keys = cache.keys[:, : mask.shape[-1]]
-      values = cache.values[:, : mask.shape[-1]]
-    attended = jax.nn.dot_product_attention(
-      queries, keys, values, mask=mask[:, None]
-    )
+      keys = cache.keys[:, : visible.mask.shape[-1]]
+      values = cache.values[:, : visible.mask.shape[-1]]
+    attended = attention.attend(queries, keys, values, visible)
     return self.o_proj(attended.reshape(batch, length, -1)), cache
 
 
@@ -193,10 +191,10 @@ class Block(nnx.Module):
     self.post_attention_layernorm = norm()
     self.mlp = MLP(config, rngs=rngs)
 
-  def __call__(self, hidden, positions, mask, cache):
+  def __call__(self, hidden, positions, visible, cache):
     """Applies the block; shapes as in `Attention`."""
     attended, cache = self.self_attn(
-      self.input_layernorm(hidden), positions, mask, cache
+      self.input_layernorm(hidden), positions, visible, cache
     )
     hidden = hidden + attended
     return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache
@@ -214,12 +212,12 @@ class Trunk(nnx.Module):
     )
     self.norm = layers.RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps)
 
-  def __call__(self, tokens, positions, mask, caches):
+  def __call__(self, tokens, positions, visible, caches):
     """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
     hidden = mesh.by_rows(self.embed_tokens(tokens))
     new_caches = []
     for block, cache in zip(self.layers, caches, strict=True):
-      hidden, cache = block(hidden, positions, mask, cache)
+      hidden, cache = block(hidden, positions, visible, cache)
       hidden = mesh.by_rows(hidden)
       new_caches.append(cache)
     return self.norm(hidden), tuple(new_caches)
@@ -251,11 +249,9 @@ class Decoder(nnx.Module):
       [B, S, D] float; state `s` predicts token `s + 1`.
     """
     chex.assert_equal_shape([tokens, positions, segment_ids])
-    index = jnp.arange(tokens.shape[1])
-    causal = index[:, None] >= index[None, :]
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    visible = attention.within_segments(segment_ids)
     no_caches = (None,) * self.config.num_hidden_layers
-    return self.model(tokens, positions, same & causal[None], no_caches)[0]
+    return self.model(tokens, positions, visible, no_caches)[0]
 
   def extend(
     self,
@@ -278,8 +274,8 @@ class Decoder(nnx.Module):
       Hidden states [B, C, D] and the extended caches.
     """
     keys = jnp.arange(attend_length)
-    mask = keys[None, None, :] <= positions[:, :, None]
-    return self.model(tokens, positions, mask, caches)
+    visible = attention.Visible(keys[None, None, :] <= positions[:, :, None])
+    return self.model(tokens, positions, visible, caches)
 
   def output_matrix(self) -> jax.Array:
     """Returns W [V, D]: the logits are hidden @ W.T."""

@@ -38,5 +38,6 @@ def test_meshes_give_the_gradients_of_one_device():
     assert max(one['differences']) < 1e-5, key
     assert min(one['differences']) > 0, key  # sums over other parts
     assert one['restored'] == 0, key
+    assert one['kernel'] < 1e-5, key
     # All but norms and a vocabulary that nothing divides.
     assert one['share'] < 1.1 / CUTS[key.split()[1]], key
