@@ -30,7 +30,7 @@ from absl import flags
 
 from spopp_jax import envs
 from spopp_jax.models import policy_files
-from spopp_jax.runner import compilation, config, sampling
+from spopp_jax.runner import compilation, config, serving
 from spopp_jax.sampler import credentials, errors, lifeline
 
 _FILES = {
@@ -94,8 +94,8 @@ def main(argv: list[str]) -> None:
     decoder = None
     if own.engine:
       weights = pathlib.Path(own.engine_weights or runs / '.engine_weights')
-      decoder = sampling.external_engine(settings, policy, own.engine, weights)
-    server = sampling.serve(
+      decoder = serving.external_engine(settings, policy, own.engine, weights)
+    server = serving.serve(
       settings,
       policy,
       envs.load_tasks(settings.environment),

@@ -13,8 +13,9 @@ On SIGTERM, SIGHUP and Ctrl-C it saves a checkpoint, says how to continue and
 ends with code 0; a second one ends it at once.
 
 `--help` lists every setting. A run writes config.json, policy/ (the start),
-trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
-sampler-0.log, reward_curve.png, transcripts/ and summary.json.
+trained/ (the end), adapter/ (of LoRA, for PEFT), offline.json, metrics.jsonl,
+tensorboard/, checkpoints/, sampler-0.log, reward_curve.png, transcripts/ and
+summary.json.
 """
 
 import contextlib

@@ -10,7 +10,8 @@ import numpy as np
 
 from spopp_jax import objectives, tracker
 from spopp_jax.envs import household
-from spopp_jax.models import chat_formats
+from spopp_jax.learner import forward
+from spopp_jax.models import chat_formats, rematerialization
 from spopp_jax.runner import sampler_list, staleness
 from spopp_jax.sampler import credentials
 
@@ -53,12 +54,16 @@ _RANGES = {
   ),
   '[0, inf)': (
     'dispatch.max_lag',
-    'learner.devices',
+    'lora.rank',
+    'mesh.data',
+    'mesh.fsdp',
+    'mesh.tensor',
     'hosts.index',
     'optimizer.weight_decay',
     'optimizer.warmup_steps',
   ),
   '(0, inf)': (
+    'lora.alpha',
     'cold_start.learning_rate',
     'sampler.temperature',
     'sampler.connect_timeout_s',
@@ -84,6 +89,8 @@ _CHOICES = {
   'dispatch.staleness': staleness.POLICIES,
   'sampler.transport': ('auto', 'directory', 'grpc'),
   'dispatch.evidence_from': ('received', 'consumed'),
+  'learner.compute_dtype': forward.COMPUTE_DTYPES,
+  'learner.remat': rematerialization.CHOICES,
 }
 
 
@@ -118,6 +125,7 @@ def check_rules(
   _check_flow(config, _check_method(config))
   _check_shapes(config)
   _check_samplers(config.sampler)
+  _check_mesh(config.mesh)
   _check_hosts(config.hosts)
 
 
@@ -154,6 +162,14 @@ def _check_samplers(sampler: ml_collections.ConfigDict) -> None:
       raise ConfigError(
         f"sampler.addresses: {error}, or 'local' to start a service"
       ) from error
+
+
+def _check_mesh(mesh: ml_collections.ConfigDict) -> None:
+  if [mesh.data, mesh.fsdp, mesh.tensor].count(0) > 1:
+    raise ConfigError(
+      f'of mesh.data ({mesh.data}), mesh.fsdp ({mesh.fsdp}) and mesh.tensor '
+      f'({mesh.tensor}) only one may be 0, which is what the others leave'
+    )
 
 
 def _check_hosts(hosts: ml_collections.ConfigDict) -> None:
