@@ -41,6 +41,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     checkpoint_every_steps=20,
     # True shows a live progress line.
     progress=True,
+    # True only says what the learner would need: memory, operations, shardings.
+    dry_run=False,
   )
   config.environment = config_dict.create(
     # Which environment: the name of a suite in spopp_jax/envs.
@@ -59,6 +61,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     step_limit=10,
   )
   config.model = config_dict.create(
+    # Published model whose sizes cold_start.policy must have, such as
+    # Qwen3.5-0.8B; '' is any, or the sizes below for a policy of its own.
+    preset='',
     # Width of the residual stream.
     hidden_size=64,
     # Decoder blocks.
@@ -303,6 +308,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     fsdp=1,
     # Devices that share every product and its parameters; rows stay whole.
     tensor=1,
+    # Memory of a device, in GiB; 0 asks it.
+    memory_gib=0.0,
   )
   config.hosts = config_dict.create(
     # Hosts that share the learner; each is started with the same settings.

@@ -166,6 +166,10 @@ class Learner:
     )
     self._gather = jax.jit(lambda array: array, out_shardings=everywhere)
 
+  def parameter_shardings(self) -> dict[str, jax.sharding.NamedSharding]:
+    """Returns how each parameter of the policy lies on the devices."""
+    return self._mesh.parameters(self.model_shapes)
+
   def _state_shapes(self) -> Any:
     return jax.eval_shape(
       functools.partial(state_lib.initial, optimizer=self._optimizer),

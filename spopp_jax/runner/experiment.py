@@ -13,7 +13,7 @@ from spopp_jax import envs, tracker
 from spopp_jax.envs import base as envs_base
 from spopp_jax.envs import household
 from spopp_jax.learner import checkpoint, footprint, logprob_contract
-from spopp_jax.models import lora, policy_files
+from spopp_jax.models import lora, policy_files, presets
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import (
   cold_start,
@@ -189,6 +189,12 @@ def _prepare(
     return directory, policy_files.load(directory / 'policy')
   if config.cold_start.policy:
     policy = policy_files.load(config.cold_start.policy)
+    preset = config.model.preset
+    if preset and policy.config != presets.MODELS[preset]:
+      raise config_lib.ConfigError(
+        f'cold_start.policy ({config.cold_start.policy}) holds another model '
+        f'than model.preset ({preset}): {policy.config}'
+      )
     directory = run_directory.prepare(config)
   else:
     directory = run_directory.prepare(config)

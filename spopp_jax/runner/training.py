@@ -203,7 +203,8 @@ def make_learner(
   """
   try:
     mesh = mesh_lib.DeviceMesh(
-      mesh_lib.Sizes(**config.mesh), all_hosts=announce is not None
+      mesh_lib.Sizes(config.mesh.data, config.mesh.fsdp, config.mesh.tensor),
+      all_hosts=announce is not None,
     )
   except ValueError as error:
     raise config_rules.ConfigError(str(error)) from error
@@ -233,7 +234,6 @@ def footprint_of(
   config: ml_collections.ConfigDict,
   learner: update.Learner,
   *,
-  available_bytes: int | None = None,
   compiler_options: dict[str, str | bool] | None = None,
 ) -> footprint.Footprint:
   """Measures a step of the most rows that its buckets foresee.
@@ -241,7 +241,6 @@ def footprint_of(
   Args:
     config: the learner's.
     learner: need not have a state.
-    available_bytes: as of `footprint.measure`.
     compiler_options: as of `footprint.measure`.
   """
   c = config.learner
@@ -259,7 +258,7 @@ def footprint_of(
   return footprint.measure(
     learner,
     batch,
-    available_bytes=available_bytes,
+    available_bytes=round(config.mesh.memory_gib * 2**30) or None,
     compiler_options=compiler_options,
   )
 
