@@ -116,25 +116,9 @@ class ExternalEngine:
     self._arrivals: queue.SimpleQueue[
       tuple[_Pending, servers.Answer | errors.EngineError]
     ] = queue.SimpleQueue()
-    facts = server.facts()
-    if facts.max_context is not None and max_context > facts.max_context:
-      raise ValueError(
-        f'a context of {max_context} tokens exceeds the {facts.max_context} of '
-        'the server'
-      )
-    measured = semantics.measure(server, vocab_size=config.vocab_size)
-    if facts.declared_kind not in (None, measured.kind):
-      raise errors.EngineRefused(
-        f'the server says that its log-probs are {facts.declared_kind.name}; '
-        f'measured: {measured.kind.name}'
-      )
-    if not facts.keeps_seeds:
-      _logger.warning(
-        'the server does not keep seeds: requests are not repeatable'
-      )
-    self.logprob_kind = measured.kind
-    self._after_temperature = measured.after_temperature
-    _logger.info('log-probs of the server: %s', measured)
+    found = self._examine()
+    self.logprob_kind = found.kind
+    self._after_temperature = found.after_temperature
 
   def load(
     self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
@@ -232,6 +216,29 @@ class ExternalEngine:
       if state is not None and state.pending is pending:
         state.pending = None
         turns.append(self._turn(pending, state, outcome))
+
+  def _examine(self) -> semantics.Semantics:
+    """Refuses a server that cannot serve, and measures its log-probs."""
+    facts = self._server.facts()
+    if facts.max_context is not None and self.max_context > facts.max_context:
+      raise ValueError(
+        f'a context of {self.max_context} tokens exceeds the '
+        f'{facts.max_context} of the server'
+      )
+    # An engine that died in an update has left it paused.
+    self._server.resume()
+    found = semantics.measure(self._server, vocab_size=self._config.vocab_size)
+    if facts.declared_kind not in (None, found.kind):
+      raise errors.EngineRefused(
+        f'the server says that its log-probs are {facts.declared_kind.name}; '
+        f'measured: {found.kind.name}'
+      )
+    if not facts.keeps_seeds:
+      _logger.warning(
+        'the server does not keep seeds: requests are not repeatable'
+      )
+    _logger.info('log-probs of the server: %s', found)
+    return found
 
   def _begin(self, slot: int) -> None:
     """Has the next turn of an episode generated."""

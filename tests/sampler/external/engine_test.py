@@ -178,7 +178,7 @@ def test_a_closed_slot_gets_no_turn_of_its_predecessor(fake, decoder):
   ],
 )
 def test_a_failed_call_ends_its_turn_alone(fake, tmp_path, error, text):
-  decoder = world.connect(fake, tmp_path, turn_deadline_s=0.3)
+  decoder = world.connect(fake, tmp_path, turn_deadline_s=2.0)
   world.load(decoder)
 
   def fail(_):
@@ -351,6 +351,13 @@ def test_a_server_that_cannot_serve_the_run_is_refused(tmp_path):
         directory=tmp_path,
         turn_deadline_s=1.0,
       )
+
+
+def test_a_server_that_was_left_paused_goes_on(fake, tmp_path):
+  fake.paused = True
+  decoder = world.connect(fake, tmp_path)
+  world.load(decoder)
+  assert one_turn(decoder).problem == ''
 
 
 @pytest.mark.parametrize('address', ['', 'vllm', 'trt:http://host:1', 'http'])

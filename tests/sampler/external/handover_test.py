@@ -161,7 +161,7 @@ def test_what_is_not_known_ends_the_engine(fake, decoder, resume):
 
 
 def test_a_late_update_is_taken_back(fake, tmp_path):
-  decoder = world.connect(fake, tmp_path, update_deadline_s=0.3)
+  decoder = world.connect(fake, tmp_path, update_deadline_s=2.0)
   world.load(decoder, 0)
 
   def stall(_):
