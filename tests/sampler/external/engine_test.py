@@ -12,6 +12,7 @@ from spopp_jax.sampler.external import engine as engine_lib
 
 SAMPLING = types.SamplingParams(temperature=0.7, max_turn_tokens=world.TURN)
 TOP_K = dataclasses.replace(SAMPLING, top_k=5)
+MIN_P = dataclasses.replace(SAMPLING, top_k=20, min_p=0.3)
 BOTH = dataclasses.replace(SAMPLING, top_k=20, top_p=0.6)
 PROMPT = np.array([10, 11, 12], np.int32)
 
@@ -51,7 +52,7 @@ def hook(fake, change):
   fake.hooks[fake.generate_path] = changed
 
 
-@pytest.mark.parametrize('sampling', [SAMPLING, TOP_K, BOTH])
+@pytest.mark.parametrize('sampling', [SAMPLING, TOP_K, MIN_P, BOTH])
 @pytest.mark.parametrize('seed', range(4))
 def test_log_probs_and_kept_sets_are_of_the_weights(decoder, sampling, seed):
   params = world.load(decoder)
@@ -66,6 +67,7 @@ def test_log_probs_and_kept_sets_are_of_the_weights(decoder, sampling, seed):
       temperature=sampling.temperature,
       top_k=sampling.top_k,
       top_p=sampling.top_p,
+      min_p=sampling.min_p,
     )
     np.testing.assert_allclose(turn.logprobs[index], expected[token], 1e-5)
     if sampling.truncated:
