@@ -265,9 +265,5 @@ def footprint_of(
 
 
 def _adapters(config: ml_collections.ConfigDict) -> lora.Config | None:
-  c = config.lora
-  if not c.rank:
-    return None
-  return lora.Config(
-    rank=c.rank, alpha=c.alpha, targets=c.targets, seed=config.seed
-  )
+  settings = dict(config.lora.items())
+  return lora.Config(**settings, seed=config.seed) if settings['rank'] else None
