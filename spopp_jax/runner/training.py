@@ -18,7 +18,7 @@ from spopp_jax.learner import (
   update,
 )
 from spopp_jax.learner import state as learner_state
-from spopp_jax.models import dense, lora
+from spopp_jax.models import dense, lora, parameters
 from spopp_jax.models import mesh as mesh_lib
 from spopp_jax.runner import config_rules, logprob_check
 from spopp_jax.runner import flow as flow_lib
@@ -199,7 +199,8 @@ def make_learner(
     announce: as of `update.Learner`.
 
   Raises:
-    ConfigError: the mesh needs other devices than there are.
+    ConfigError: the mesh needs other devices than there are, or adapters go to
+      a layer that the policy does not have.
   """
   try:
     mesh = mesh_lib.DeviceMesh(
@@ -208,6 +209,7 @@ def make_learner(
     )
   except ValueError as error:
     raise config_rules.ConfigError(str(error)) from error
+  adapters = _adapters(config, decoder)
   overrides = config_rules.given(config.objective)
   c = config.learner
   return update.Learner(
@@ -219,7 +221,7 @@ def make_learner(
       chunk_tokens=c.chunk_tokens,
       compute_dtype=c.compute_dtype,
       remat=c.remat,
-      adapters=_adapters(config),
+      adapters=adapters,
     ),
     minibatch_size=-(-config.dispatch.batch_size // c.minibatches),
     microbatches=c.microbatches,
@@ -263,10 +265,15 @@ def footprint_of(
   )
 
 
-def _adapters(config: ml_collections.ConfigDict) -> lora.Config | None:
-  c = config.lora
-  if not c.rank:
+def _adapters(
+  config: ml_collections.ConfigDict, decoder: dense.DecoderConfig
+) -> lora.Config | None:
+  settings = dict(config.lora.items())
+  if not settings['rank']:
     return None
-  return lora.Config(
-    rank=c.rank, alpha=c.alpha, targets=c.targets, seed=config.seed
-  )
+  adapters = lora.Config(**settings, seed=config.seed)
+  try:
+    lora.shapes(adapters, parameters.graph(decoder)[1])
+  except ValueError as error:
+    raise config_rules.ConfigError(f'lora.{error}') from error
+  return adapters
