@@ -1,7 +1,8 @@
 """Attention that stays inside its segment, by the device's own kernel.
 
 On a TPU splash attention, on CUDA cuDNN's flash attention, both for packed rows
-and where the shapes and dtypes allow it; else XLA's own operations.
+and where the shapes and dtypes allow it; else XLA's own operations, for long
+rows a block of queries at a time, so that memory grows with S and not S^2.
 """
 
 import math
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 
 from spopp_jax.models import mesh as mesh_lib
 
-Implementation = Literal['xla', 'cudnn', 'splash']
+Implementation = Literal['xla', 'blocks', 'cudnn', 'splash']
 _BLOCKS = (512, 256, 128)
+# From here on the scores of all pairs are not held at a time.
+_LONG = 1024
 _FLASH_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
@@ -58,7 +61,7 @@ def attend(
     keys: [B, K, KV, D] of the same dtype; KV divides H.
     values: as keys.
     visible: at least one key for every query.
-    implementation: 'xla', 'cudnn' or 'splash'; None is `choose`'s.
+    implementation: 'xla', 'blocks', 'cudnn' or 'splash'; None is `choose`'s.
 
   Returns:
     [B, S, H, D] in the dtype of `queries`; the softmax is float32.
@@ -75,6 +78,9 @@ def attend(
   if implementation == 'splash':
     assert visible.segment_ids is not None
     return _splash(queries, keys, values, visible.segment_ids)
+  if implementation == 'blocks':
+    assert visible.segment_ids is not None
+    return _in_blocks(queries, keys, values, visible.segment_ids)
   return jax.nn.dot_product_attention(
     queries,
     keys,
@@ -108,7 +114,7 @@ def choose(
   flash = dtype in _FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= 128
   if platform == 'cuda' and flash and length % 2 == 0:
     return 'cudnn'
-  return 'xla'
+  return 'blocks' if length >= _LONG and not length % _BLOCKS[-1] else 'xla'
 
 
 def _platform() -> str:
@@ -117,6 +123,32 @@ def _platform() -> str:
     version = jax.devices()[0].client.platform_version
     return 'cuda' if 'cuda' in version else 'rocm'
   return backend
+
+
+def _in_blocks(
+  queries: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  segment_ids: jax.Array,
+) -> jax.Array:
+  """Attends for one block of queries after another, anew in the gradient."""
+  length = queries.shape[1]
+  size = next(size for size in _BLOCKS if length % size == 0)
+  cut = lambda x: x.reshape(len(x), -1, size, *x.shape[2:]).swapaxes(0, 1)
+  index = jnp.arange(length)
+
+  @jax.checkpoint
+  def attend_block(block):
+    queries, ids, place = block
+    causal = place[:, None] >= index[None, :]
+    same = ids[:, :, None] == segment_ids[:, None, :]
+    return jax.nn.dot_product_attention(
+      queries, keys, values, mask=(same & causal[None])[:, None]
+    )
+
+  blocks = (cut(queries), cut(segment_ids), index.reshape(-1, size))
+  attended = jax.lax.map(attend_block, blocks)
+  return attended.swapaxes(0, 1).reshape(queries.shape)
 
 
 def _splash(

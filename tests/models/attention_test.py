@@ -42,7 +42,9 @@ def attend(implementation, ids, *states):
   return attention.attend(*states, visible, implementation=implementation)
 
 
-@pytest.mark.parametrize('implementation', [None, 'xla', 'interpreted'])
+@pytest.mark.parametrize(
+  'implementation', [None, 'xla', 'blocks', 'interpreted']
+)
 def test_tokens_see_what_is_before_them_in_their_segment(implementation):
   states, ids = inputs()
   assert len(np.unique(ids)) == 4
@@ -50,7 +52,8 @@ def test_tokens_see_what_is_before_them_in_their_segment(implementation):
   np.testing.assert_allclose(got, by_hand(*states, np.asarray(ids)), atol=2e-6)
 
 
-def test_splash_has_the_gradients_of_xla():
+@pytest.mark.parametrize('implementation', ['interpreted', 'blocks'])
+def test_gradients_are_those_of_xla(implementation):
   states, ids = inputs()
   slope = np.random.default_rng(1).normal(size=states[0].shape).astype('f4')
 
@@ -59,7 +62,7 @@ def test_splash_has_the_gradients_of_xla():
     return jax.jit(jax.grad(loss, (0, 1, 2)))(*states)
 
   for one, other in zip(
-    gradients('interpreted'), gradients('xla'), strict=True
+    gradients(implementation), gradients('xla'), strict=True
   ):
     np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -95,10 +98,30 @@ choose = functools.partial(
     ('cuda', jnp.bfloat16, {'packed': False}, 'xla'),
     ('rocm', jnp.bfloat16, {}, 'xla'),
     ('cpu', jnp.bfloat16, {}, 'xla'),
+    ('cpu', jnp.bfloat16, {'length': 2048}, 'blocks'),
+    ('cpu', jnp.bfloat16, {'length': 2000}, 'xla'),
+    ('cpu', jnp.bfloat16, {'length': 2048, 'packed': False}, 'xla'),
+    ('cuda', jnp.bfloat16, {'length': 2048}, 'cudnn'),
+    ('cuda', jnp.bfloat16, {'length': 2048, 'head_dim': 256}, 'blocks'),
+    ('tpu', jnp.bfloat16, {'length': 2048}, 'splash'),
   ],
 )
 def test_the_choice_of_every_device(platform, dtype, changes, expected):
   assert choose(platform, dtype, **changes) == expected
+
+
+def test_blocks_hold_a_part_of_the_scores():
+  states, _ = inputs()
+  longer = [jnp.tile(x, (1, 8, 1, 1)) for x in states]
+  ids = jnp.ones((ROWS, 8 * LENGTH), jnp.int32)
+
+  def held(implementation):
+    loss = lambda *states: attend(implementation, ids, *states).sum()
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
+    analysis = gradient.lower(*longer).compile().memory_analysis()
+    return analysis.temp_size_in_bytes
+
+  assert held('blocks') < 0.6 * held('xla')
 
 
 @pytest.mark.gpu
