@@ -207,7 +207,7 @@ def test_a_mesh_that_the_devices_do_not_make_is_refused(load):
 
 
 def test_a_target_of_adapters_that_there_is_not_is_refused(load):
-  with pytest.raises(experiment.EXPECTED_ERRORS, match='lora.*in_proj_qkv'):
+  with pytest.raises(experiment.EXPECTED_ERRORS, match=r'lora.*in_proj_qkv'):
     tiny_world.run(load('lora.rank=2', "lora.targets=('in_proj_qkv',)"))
 
 
