@@ -13,9 +13,11 @@ from spopp_jax import types
 from spopp_jax.learner import update
 
 _GIB = 2**30
-# The scheduler of accelerators, more or less: the CPU's own begins all it can.
+# The CPU's own scheduler begins all it can, and its compiler merges what is to
+# be computed anew with what was computed before: no program for accelerators.
 LIKE_ACCELERATORS: dict[str, str | bool] = {
-  'xla_cpu_scheduler_type': 'CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED'
+  'xla_cpu_scheduler_type': 'CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED',
+  'xla_disable_hlo_passes': 'cse_barrier_expander',
 }
 
 
