@@ -9,6 +9,7 @@ q_proj.weight`), so saving and loading safetensors is a rename.
 """
 
 import dataclasses
+import itertools
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import chex
@@ -267,7 +268,8 @@ class Block(nnx.Module):
     mixer = getattr(self, self.mixer_name)
     mixed, cache = mixer(self.input_layernorm(hidden), context, cache)
     hidden = hidden + mixed
-    return hidden + self.mlp(self.post_attention_layernorm(hidden)), cache
+    hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
+    return mesh.by_rows(hidden), cache
 
 
 class Trunk(nnx.Module):
@@ -282,13 +284,12 @@ class Trunk(nnx.Module):
     )
     self.norm = norm(config, config.hidden_size)
 
-  def __call__(self, tokens, context, caches):
+  def __call__(self, tokens, context, caches=()):
     """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
     hidden = mesh.by_rows(self.embed_tokens(tokens))
     new_caches = []
-    for block, cache in zip(self.layers, caches, strict=True):
+    for block, cache in itertools.zip_longest(self.layers, caches):
       hidden, cache = block(hidden, context, cache)
-      hidden = mesh.by_rows(hidden)
       new_caches.append(cache)
     return self.norm(hidden), tuple(new_caches)
 
@@ -320,9 +321,8 @@ class Decoder(nnx.Module):
     """
     chex.assert_equal_shape([tokens, positions, segment_ids])
     visible = attention.within_segments(segment_ids)
-    no_caches = (None,) * self.config.num_hidden_layers
     context = Context(positions, visible, segment_ids, None)
-    return self.model(tokens, context, no_caches)[0]
+    return self.model(tokens, context)[0]
 
   def extend(
     self,

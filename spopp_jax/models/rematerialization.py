@@ -1,8 +1,10 @@
 """Activations that are computed again in the backward pass, to save memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 # What of a block is kept from the forward pass: all, its inputs alone, or also
@@ -10,22 +12,44 @@ from flax import nnx
 CHOICES = ('none', 'full', 'dots')
 
 
-class _Block(nnx.Module):
-  """A block whose activations are not kept, or only some of them."""
+class _Loop(nnx.Module):
+  """Blocks in a loop, whose activations are not kept, or only some of them.
 
-  def __init__(self, block: nnx.Module, policy: Any):
-    self.block = block
+  A loop and not one block after another: a compiler may begin to compute again
+  long before it needs to, and holds all of it then.
+  """
+
+  def __init__(self, blocks: Sequence[nnx.Module], policy: Any):
+    self.blocks = nnx.List(blocks)
     self.policy = policy
 
-  def __call__(self, *args: Any) -> Any:
-    """Computes what the block does."""
-    return jax.checkpoint(lambda *xs: self.block(*xs), policy=self.policy)(
-      *args
-    )
+  def __call__(self, hidden: jax.Array, context: Any, cache: None) -> Any:
+    """Computes what the blocks do one after another, without caches."""
+    structures, states = zip(*map(nnx.split, self.blocks), strict=True)
+    period = _period(structures)
+    stacked = [
+      jax.tree.map(lambda *layers: jnp.stack(layers), *states[i::period])
+      for i in range(period)
+    ]
+
+    def turn(hidden, states):
+      for structure, state in zip(structures[:period], states, strict=True):
+
+        def block(hidden, state, structure=structure):
+          return nnx.merge(structure, state)(hidden, context, None)[0]
+
+        hidden = jax.checkpoint(block, policy=self.policy, prevent_cse=False)(
+          hidden, state
+        )
+      return hidden, None
+
+    return jax.lax.scan(turn, hidden, stacked)[0], cache
 
 
 def apply(decoder: Any, choice: str) -> None:
   """Makes a decoder's blocks forget activations; values do not change.
+
+  It then computes whole rows alone, no cached sequences.
 
   Args:
     decoder: has blocks in `model.layers`; changed in place.
@@ -44,6 +68,15 @@ def apply(decoder: Any, choice: str) -> None:
     'full': policies.nothing_saveable,
     'dots': policies.dots_with_no_batch_dims_saveable,
   }[choice]
-  decoder.model.layers = nnx.List(
-    [_Block(block, policy) for block in decoder.model.layers]
+  decoder.model.layers = nnx.List([_Loop(decoder.model.layers, policy)])
+
+
+def _period(structures: Sequence[nnx.GraphDef]) -> int:
+  """Returns after how many blocks their kinds repeat."""
+  count = len(structures)
+  return next(
+    period
+    for period in range(1, count + 1)
+    if count % period == 0
+    and all(structures[i] == structures[i % period] for i in range(count))
   )
