@@ -37,6 +37,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   )
   config.model.update(preset='Qwen3.5-0.8B', chat_format='qwen3_5_nothink')
   config.sampler.update(
+    compute_dtype='bfloat16',
     slots=128,
     context_length=16_384,
     max_turn_tokens=512,

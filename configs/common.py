@@ -117,6 +117,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     # How snapshots get to a service: directory (runs/NAME/weights, which both
     # see), grpc (sent in chunks), or auto: sent only where that is not seen.
     transport='auto',
+    # Numbers of products, activations and caches: float32, or bfloat16 with
+    # float32 norms, softmax and log-probs.
+    compute_dtype='float32',
     # Episodes decoded side by side.
     slots=96,
     # Tokens of an episode at most, prompt and observations included.

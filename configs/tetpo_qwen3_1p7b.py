@@ -31,6 +31,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.environment.update(name='math', num_tasks=17_000, step_limit=1)
   config.model.update(preset='Qwen3-1.7B', chat_format='plain')
   config.sampler.update(
+    compute_dtype='bfloat16',
     slots=256,
     context_length=8192,
     max_turn_tokens=7424,

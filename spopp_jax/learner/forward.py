@@ -1,11 +1,8 @@
 """Log-probabilities of packed rows: what is scored and differentiated."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from spopp_jax import types
@@ -14,9 +11,6 @@ from spopp_jax.models import lora, parameters, rematerialization
 
 # Tokens whose logits are held at a time; enough for efficient products.
 CHUNK_TOKENS = 1024
-
-
-COMPUTE_DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,19 +34,13 @@ class Settings:
 
   def __post_init__(self):
     for name, allowed in (
-      ('compute_dtype', COMPUTE_DTYPES),
+      ('compute_dtype', parameters.COMPUTE_DTYPES),
       ('remat', rematerialization.CHOICES),
     ):
       if getattr(self, name) not in allowed:
         raise ValueError(
           f'{name} ({getattr(self, name)!r}) must be one of {allowed}'
         )
-
-
-def cast(params: Mapping[str, Any], compute_dtype: str) -> dict[str, Any]:
-  """Returns parameters as they are computed with; vectors stay float32."""
-  dtype = jnp.dtype(compute_dtype)
-  return {k: v.astype(dtype) if v.ndim > 1 else v for k, v in params.items()}
 
 
 def packed_logprobs(
@@ -63,7 +51,7 @@ def packed_logprobs(
 ) -> jax.Array:
   """Returns [B, S] float32 nats where the action mask is set, else 0."""
   # Here, so that gradients are those of the float32 parameters.
-  params = cast(params, settings.compute_dtype)
+  params = parameters.cast(params, settings.compute_dtype)
   added = {k: v for k, v in params.items() if lora.is_adapter(k)}
   base = {k: v for k, v in params.items() if k not in added}
   decoder = parameters.bind(graphdef, base)

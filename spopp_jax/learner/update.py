@@ -123,7 +123,7 @@ class Learner:
     if settings.adapters is not None:
       self.shapes = lora.shapes(settings.adapters, self.model_shapes)
       self._frozen_shapes = jax.eval_shape(
-        lambda base: forward.cast(base, settings.compute_dtype),
+        lambda base: parameters.cast(base, settings.compute_dtype),
         self.model_shapes,
       )
     self._frozen: dict[str, jax.Array] = {}
@@ -225,7 +225,7 @@ class Learner:
     if self.settings.adapters is not None:
       self._base = {k: np.asarray(v, np.float32) for k, v in params.items()}
       self._frozen = mesh_lib.place(
-        forward.cast(self._base, self.settings.compute_dtype),
+        parameters.cast(self._base, self.settings.compute_dtype),
         self._frozen_shardings,
       )
       trained = lora.initial(self.settings.adapters, self.model_shapes)

@@ -92,11 +92,13 @@ class DecoderConfig:
     del layer
     return 'self_attn', Attention(self, rngs=rngs)
 
-  def empty_cache(self, layer: int, batch: int, length: int) -> 'Cache':
+  def empty_cache(
+    self, layer: int, batch: int, length: int, dtype: jax.typing.DTypeLike
+  ) -> 'Cache':
     """Returns the zeroed cache of a layer; see `empty_caches`."""
     del layer
     shape = (batch, length, self.num_key_value_heads, self.head_dim)
-    return KVCache(jnp.zeros(shape), jnp.zeros(shape))
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
 class Context(NamedTuple):
@@ -368,16 +370,17 @@ class Decoder(nnx.Module):
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """Maps hidden states [..., D] to float32 logits [..., V]."""
-    if self.config.tie_word_embeddings:
-      return self.model.embed_tokens.attend(hidden)
-    return self.lm_head(hidden).astype(jnp.float32)
+    return layers.logits(hidden, self.output_matrix())
 
 
 def empty_caches(
-  config: DecoderConfig, batch: int, length: int
+  config: DecoderConfig,
+  batch: int,
+  length: int,
+  dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> tuple[Cache, ...]:
   """Returns zeroed caches for `batch` sequences of at most `length`."""
   return tuple(
-    config.empty_cache(layer, batch, length)
+    config.empty_cache(layer, batch, length, dtype)
     for layer in range(config.num_hidden_layers)
   )

@@ -49,13 +49,12 @@ class Embedding(nnx.Module):
     """Maps [...] int32 ids to [..., D]."""
     return mesh.by_words(self.weight[...])[tokens]
 
-  def attend(self, hidden: jax.Array) -> jax.Array:
-    """Maps [..., D] to float32 logits [..., V]."""
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    logits = jnp.matmul(
-      flat, self.weight[...].T, preferred_element_type=jnp.float32
-    )
-    return logits.reshape(*hidden.shape[:-1], logits.shape[-1])
+
+def logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
+  """Maps [..., D] by the rows of [V, D] to float32 logits [..., V]."""
+  flat = hidden.reshape(-1, hidden.shape[-1])
+  result = jnp.matmul(flat, matrix.T, preferred_element_type=jnp.float32)
+  return result.reshape(*hidden.shape[:-1], result.shape[-1])
 
 
 class RMSNorm(nnx.Module):

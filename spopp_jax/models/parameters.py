@@ -4,14 +4,18 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from spopp_jax.models import dense
 
 Parameters = dict[str, jax.Array]
+# Numbers of products and activations; norms, softmax and logits are float32.
+COMPUTE_DTYPES = ('float32', 'bfloat16')
 
 
 def graph(config: dense.DecoderConfig) -> tuple[nnx.GraphDef, dict]:
@@ -31,6 +35,17 @@ def bind(graphdef: nnx.GraphDef, parameters: Mapping) -> dense.Decoder:
   """Returns the decoder with these parameters; traceable."""
   flat = [(_path(name), value) for name, value in parameters.items()]
   return nnx.merge(graphdef, nnx.from_flat_state(flat))
+
+
+def cast(params: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+  """Returns parameters as they are computed with; vectors stay float32.
+
+  Args:
+    params: float32 arrays by name.
+    dtype: of COMPUTE_DTYPES.
+  """
+  kind = jnp.dtype(dtype)
+  return {k: v.astype(kind) if v.ndim > 1 else v for k, v in params.items()}
 
 
 def check(

@@ -89,26 +89,17 @@ class Config(dense.DecoderConfig):
       return super().mixer(layer, rngs)
     return 'linear_attn', GatedDeltaNet(self, rngs=rngs)
 
-  def empty_cache(self, layer: int, batch: int, length: int) -> dense.Cache:
+  def empty_cache(
+    self, layer: int, batch: int, length: int, dtype: jax.typing.DTypeLike
+  ) -> dense.Cache:
     """Returns the zeroed cache of a layer."""
     if self.layer_types[layer] == FULL:
-      return super().empty_cache(layer, batch, length)
+      return super().empty_cache(layer, batch, length, dtype)
+    mixed = 2 * self.key_width + self.value_width
+    widths = (self.linear_key_head_dim, self.linear_value_head_dim)
     return DeltaCache(
-      jnp.zeros(
-        (
-          batch,
-          self.linear_conv_kernel_dim - 1,
-          2 * self.key_width + self.value_width,
-        )
-      ),
-      jnp.zeros(
-        (
-          batch,
-          self.linear_num_value_heads,
-          self.linear_key_head_dim,
-          self.linear_value_head_dim,
-        )
-      ),
+      jnp.zeros((batch, self.linear_conv_kernel_dim - 1, mixed), dtype),
+      jnp.zeros((batch, self.linear_num_value_heads, *widths)),
     )
 
 

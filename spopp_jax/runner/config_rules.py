@@ -10,8 +10,12 @@ import numpy as np
 
 from spopp_jax import envs, objectives, tracker
 from spopp_jax.envs import household
-from spopp_jax.learner import forward
-from spopp_jax.models import chat_formats, presets, rematerialization
+from spopp_jax.models import (
+  chat_formats,
+  parameters,
+  presets,
+  rematerialization,
+)
 from spopp_jax.runner import sampler_list, staleness
 from spopp_jax.sampler import credentials
 
@@ -90,7 +94,8 @@ _CHOICES = {
   'dispatch.staleness': staleness.POLICIES,
   'sampler.transport': ('auto', 'directory', 'grpc'),
   'dispatch.evidence_from': ('received', 'consumed'),
-  'learner.compute_dtype': forward.COMPUTE_DTYPES,
+  'learner.compute_dtype': parameters.COMPUTE_DTYPES,
+  'sampler.compute_dtype': parameters.COMPUTE_DTYPES,
   'learner.remat': rematerialization.CHOICES,
 }
 

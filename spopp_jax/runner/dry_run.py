@@ -115,8 +115,11 @@ def _sampler(
   config: ml_collections.ConfigDict, decoder: dense.DecoderConfig, count: int
 ) -> str:
   s = config.sampler
+  width = np.dtype(s.compute_dtype).itemsize
   caches = jax.eval_shape(
-    lambda: dense.empty_caches(decoder, s.slots, s.context_length)
+    lambda: dense.empty_caches(
+      decoder, s.slots, s.context_length, s.compute_dtype
+    )
   )
   size = sum(
     math.prod(x.shape) * np.dtype(x.dtype).itemsize
@@ -124,5 +127,6 @@ def _sampler(
   )
   return (
     f'{s.slots} slots of {s.context_length} tokens keep {size / _GIB:.3g} GiB '
-    f'of cache beside {4 * count / _GIB:.3g} GiB of parameters, in float32.'
+    f'of cache beside {width * count / _GIB:.3g} GiB of parameters, in '
+    f'{s.compute_dtype}.'
   )

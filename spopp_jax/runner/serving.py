@@ -85,6 +85,7 @@ def make_driver(
       max_context=config.sampler.context_length,
       max_turn_tokens=config.sampler.max_turn_tokens,
       stop_ids=template.stop_ids,
+      compute_dtype=config.sampler.compute_dtype,
     ),
     tasks,
     template,

@@ -75,6 +75,7 @@ class DecodeEngine:
     max_context: int,
     max_turn_tokens: int,
     stop_ids: Sequence[int],
+    compute_dtype: str = 'float32',
     tokens_a_step: int = 16,
     feed_buckets: Sequence[int] = (16, 64, 256),
     attend_multiple: int = 64,
@@ -88,6 +89,7 @@ class DecodeEngine:
       max_context: tokens an episode can hold.
       max_turn_tokens: sampled tokens a turn at most, for any request.
       stop_ids: a turn ends with the first of these.
+      compute_dtype: of parameters.COMPUTE_DTYPES, for caches too.
       tokens_a_step: tokens that a step samples of a slot at most.
       feed_buckets: increasing numbers of tokens that a step feeds a slot;
         longer queues take several steps.
@@ -109,6 +111,7 @@ class DecodeEngine:
     self.policy_version = -1
     self.weights_checksum = ''
     self._config = config
+    self._compute_dtype = compute_dtype
     self._max_turn_tokens = max_turn_tokens
     self._tokens_a_step = min(tokens_a_step, max_turn_tokens)
     self._feed_buckets = tuple(feed_buckets)
@@ -148,7 +151,9 @@ class DecodeEngine:
     would reach every later episode of its slot, since 0 * NaN is NaN.)
     """
     parameters.check(self._config, params)
-    self._parameters = {k: jnp.asarray(v) for k, v in params.items()}
+    self._parameters = jax.tree.map(
+      jnp.asarray, parameters.cast(params, self._compute_dtype)
+    )
     self._caches = self._empty_caches()
     self._cached.clear()
     for state in self._slots.values():
@@ -206,7 +211,9 @@ class DecodeEngine:
     return self._sample(ready) if ready else []
 
   def _empty_caches(self) -> decoding.Caches:
-    return dense.empty_caches(self._config, self.num_slots, self.max_context)
+    return dense.empty_caches(
+      self._config, self.num_slots, self.max_context, self._compute_dtype
+    )
 
   def _share(self, active: Mapping[int, _Slot]) -> set[int]:
     """Copies prompts' beginnings that are there; returns who waits for one."""

@@ -129,8 +129,14 @@ def test_embedding_looks_up_rows_and_attends_in_float32():
   np.testing.assert_array_equal(embedding(tokens), weight[tokens])
   hidden = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
   np.testing.assert_allclose(
-    embedding.attend(hidden), hidden @ weight.T, rtol=1e-5, atol=1e-6
+    layers.logits(hidden, embedding.weight[...]),
+    hidden @ weight.T,
+    rtol=1e-5,
+    atol=1e-6,
   )
   half = layers.Embedding(7, 4, rngs=nnx.Rngs(0))
   half.weight[...] = half.weight[...].astype(jnp.bfloat16)
-  assert half.attend(hidden.astype(jnp.bfloat16)).dtype == jnp.float32
+  assert (
+    layers.logits(hidden.astype(jnp.bfloat16), half.weight[...]).dtype
+    == jnp.float32
+  )

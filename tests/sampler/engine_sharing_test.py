@@ -3,6 +3,7 @@
 import dataclasses
 
 import engine_world
+import jax
 import numpy as np
 import pytest
 from engine_world import CONFIG, END, Episode, make_parameters, play
@@ -262,3 +263,27 @@ def test_short_turns_end_while_a_long_one_goes_on(engine):
   while not turns:
     turns = engine.step()
   assert turns[0].tokens.tolist() == episode.tokens[0]
+
+
+def test_bfloat16_is_near_float32_and_halves_the_caches(config):
+  coarse = make_engine(config, compute_dtype='bfloat16')
+  exact = make_engine(config)
+  sizes = [
+    sum(cache.nbytes for cache in jax.tree.leaves(engine._caches[-1]))
+    for engine in (coarse, exact)
+  ]
+  assert 2 * sizes[0] == sizes[1]
+  sampling = dataclasses.replace(engine_world.SAMPLING, max_turn_tokens=TURN)
+  episode = Episode(0, [prompt(0, 9)], sampling)
+  play(coarse, {0: episode})
+  trajectory = episode.trajectory()
+  logits = engine_world.action_logits(
+    config, parameters_of(config), trajectory, 128
+  )
+  tokens = trajectory.tokens[trajectory.action_mask]
+  expected = [
+    engine_world.renormalised(row, token, range(7), 1.0)
+    for row, token in zip(logits, tokens, strict=True)
+  ]
+  gap = np.abs(trajectory.behaviour_logprobs[trajectory.action_mask] - expected)
+  assert 1e-5 < gap.max() < 0.2
