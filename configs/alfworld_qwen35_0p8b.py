@@ -39,8 +39,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.sampler.update(
     compute_dtype='bfloat16',
     slots=128,
-    context_length=16_384,
-    max_turn_tokens=512,
+    context_length=8192,
+    max_turn_tokens=128,
     rollout_timeout_s=3600.0,
     recovery_timeout_s=600.0,
   )
@@ -52,10 +52,10 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     minibatches=1,
     compute_dtype='bfloat16',
     remat='full',
-    row_length=16_384,
+    row_length=8192,
     row_buckets=(32, 64, 96, 128),
   )
   devices.lay_out(
-    config, arg, {'gpu8': 4, 'tpu16': 2}, fsdp={'gpu8': 8, 'tpu16': 16}
+    config, arg, {'gpu8': 4, 'tpu16': 8}, fsdp={'gpu8': 8, 'tpu16': 16}
   )
   return config

@@ -23,6 +23,6 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   config.run.update(name='math_tir_qwen35_0p8b', steps=200)
   config.environment.update(name='math_tir', num_tasks=1500, step_limit=8)
   config.model.chat_format = 'qwen3_5'
-  config.sampler.update(context_length=10_240, max_turn_tokens=8192)
+  config.sampler.update(context_length=10_240, max_turn_tokens=4096)
   config.learner.row_length = 10_240
   return config

@@ -55,7 +55,7 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
   devices.lay_out(
     config,
     arg,
-    {'gpu8': 16, 'tpu16': 8},
+    {'gpu8': 16, 'tpu16': 32},
     fsdp={'gpu8': 8, 'tpu16': 16},
   )
   return config

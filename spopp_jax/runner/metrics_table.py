@@ -163,8 +163,8 @@ METRICS: dict[str, Metric] = {
   ),
   'kept_mass_mean': Metric(
     'probability, before truncation, of what truncated decoding could draw, '
-    'over action tokens; NaN when nothing is truncated or the sampler does not '
-    'tell',
+    'over action tokens; there only where decoding is truncated and the '
+    'sampler tells',
     '1',
     'above 0.5',
   ),

@@ -61,11 +61,12 @@ def of(
     'proxy_ratio_fraction': _mean(
       [not logprob_contract.is_exact(item.trajectory) for item in batch]
     ),
-    'kept_mass_mean': _mean(_kept_masses(batch)),
     'tokens_per_s': tokens / seconds['step_s'],
     **seconds,
     **{name: float(value) for name, value in scalars.items()},
   }
+  if len(masses := _kept_masses(batch)):
+    record['kept_mass_mean'] = _mean(masses)
   for status in types.Status:
     record[f'status/{status.name.lower()}'] = float(
       flow.batcher.statuses[status]

@@ -15,6 +15,7 @@ from spopp_jax.learner import checkpoint
 from spopp_jax.models import lora, policy_files, tensor_files
 from spopp_jax.runner import (
   cold_start,
+  config_rules,
   experiment,
   logprob_check,
   meeting,
@@ -280,6 +281,9 @@ def test_every_setting_is_read_by_something(load, tmp_path):
   plain.hosts.count, plain.hosts.index, plain.hosts.start_timeout_s = 2, 1, 0.1
   with pytest.raises(meeting.HostsMissing):
     meeting.start(config)
+  # 4. What is refused or, in a dry run, is not.
+  plain.hosts.count, plain.hosts.index = 1, 0
+  config_rules.check_rules(config, config_lib.leaf_values(plain))
   assert set(config_lib.leaf_values(plain)) - noted == set()
 
 

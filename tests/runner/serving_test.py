@@ -54,6 +54,7 @@ def changed(config):
   config.model.system_prompt = "Don't look,\n--just go."
   config.sampler.top_p = 0.5
   config.sampler.transport = 'grpc'
+  config.sampler.compute_dtype = 'bfloat16'
   for name in ('tls_ca', 'tls_certificate', 'tls_key', 'token_file'):
     config.sampler[name] = __file__
   return config
