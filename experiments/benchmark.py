@@ -12,12 +12,15 @@ import sys
 import benchmark_control_plane
 import benchmark_kernels
 import benchmark_report
+import benchmark_sampler
+import benchmark_worker
 
 # Sub-command -> module with a docstring, add_arguments(parser) and
 # run(arguments) -> report.
 COMMANDS = {
   'kernels': benchmark_kernels,
   'control_plane': benchmark_control_plane,
+  'sampler': benchmark_sampler,
 }
 
 
@@ -26,7 +29,10 @@ def main(argv: list[str]) -> None:
   arguments = _parser().parse_args(argv[1:])
   try:
     print(COMMANDS[arguments.command].run(arguments))
-  except benchmark_report.Disagreement as error:
+  except (
+    benchmark_report.Disagreement,
+    benchmark_worker.WorkerError,
+  ) as error:
     sys.exit(f'benchmark.py: error: {error}')
 
 
