@@ -144,7 +144,7 @@ def loaded(
     transformers, model = _transformers(), None
     words = ["transformers: pip install -e '.[benchmark]'", '']
     if transformers is not None:
-      model = transformers.load(pathlib.Path(directory), os.cpu_count())
+      model = transformers.load(pathlib.Path(directory))
       words[0] = transformers.describe()
     worker = None
     if tunix:
@@ -175,9 +175,9 @@ def decoding(libraries: Libraries, slots: int) -> dict[str, Version]:
     report.OURS: _same(lambda: _sample_once(engine, prompts, NEW_TOKENS))
   }
   if libraries.model is not None:
-    versions[HUGGING_FACE] = _same(
-      functools.partial(_generate, libraries, prompts, NEW_TOKENS)
-    )
+    work = functools.partial(_generate, libraries, prompts, NEW_TOKENS)
+    on_threads = libraries.transformers.OnFastestThreads
+    versions[HUGGING_FACE] = _same(on_threads(work))
   if libraries.tunix is not None:
     ask = libraries.tunix.ask
     ask('hold_prompts', prompts.tolist(), NEW_TOKENS, TEMPERATURE)
@@ -206,7 +206,10 @@ def turns(libraries: Libraries, slots: int, number: int) -> dict[str, Version]:
   }
   if libraries.model is not None:
     generate = lambda p: _generate(libraries, p, ACTION_TOKENS)
-    versions[HUGGING_FACE] = _same(lambda: _feeding_again(generate, texts))
+    on_threads = libraries.transformers.OnFastestThreads
+    versions[HUGGING_FACE] = _same(
+      on_threads(lambda: _feeding_again(generate, texts))
+    )
   return versions
 
 
