@@ -2,6 +2,8 @@
 
   python experiments/benchmark.py kernels
   python experiments/benchmark.py control_plane
+  python experiments/benchmark.py sampler
+  python experiments/benchmark.py learner
 
 `python experiments/benchmark.py --help` lists what can be measured.
 """
@@ -11,6 +13,7 @@ import sys
 
 import benchmark_control_plane
 import benchmark_kernels
+import benchmark_learner
 import benchmark_report
 import benchmark_sampler
 import benchmark_worker
@@ -21,6 +24,7 @@ COMMANDS = {
   'kernels': benchmark_kernels,
   'control_plane': benchmark_control_plane,
   'sampler': benchmark_sampler,
+  'learner': benchmark_learner,
 }
 
 

@@ -12,8 +12,8 @@ import types as python_types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import benchmark_objective_share
 import benchmark_numpy
+import benchmark_objective_share
 import benchmark_report as report
 import jax
 import jax.numpy as jnp

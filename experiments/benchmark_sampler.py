@@ -10,27 +10,19 @@ are printed only if all libraries have given the same tokens.
 """
 
 import argparse
-import contextlib
 import functools
-import os
-import pathlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
+import benchmark_libraries
 import benchmark_policies as policies
 import benchmark_report as report
-import benchmark_worker
-import jax
 import numpy as np
-import option_types
 
 from spopp_jax import types
-from spopp_jax.models import dense
 from spopp_jax.sampler import engine as engine_lib
 
-HUGGING_FACE = 'Hugging Face'
-TUNIX = 'tunix'
+HUGGING_FACE = benchmark_libraries.HUGGING_FACE
+TUNIX = benchmark_libraries.TUNIX
 FED_AGAIN = 'fed again'
 LIBRARIES = (HUGGING_FACE, TUNIX)
 SLOTS = (64, 256)
@@ -49,37 +41,11 @@ FIRST_TOKENS = 100
 OBSERVATION_TOKENS = 20
 ACTION_TOKENS = 5
 TEMPERATURE = 1e-7
-SEED = 0
-_TUNIX_PROGRAM = pathlib.Path(__file__).with_name('benchmark_tunix.py')
-
-
-class Version(NamedTuple):
-  """Work that is timed, and what it leaves: the sampled ids, by slot."""
-
-  work: Callable[[], Any]
-  tokens: Callable[[], np.ndarray]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the options of this sub-command."""
-  parser.add_argument(
-    '--repeats',
-    type=option_types.positive_int,
-    default=7,
-    help='rounds in which every version runs once (default: 7)',
-  )
-  parser.add_argument(
-    '--scale',
-    type=option_types.share,
-    default=1.0,
-    help='factor in (0, 1] on slots and turns, to try it out (default: 1)',
-  )
-  parser.add_argument(
-    '--tunix',
-    default='',
-    metavar='PYTHON',
-    help='interpreter of an environment with google-tunix (default: none)',
-  )
+  benchmark_libraries.add_arguments(parser, repeats=7, scaled='slots and turns')
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -89,116 +55,63 @@ def run(arguments: argparse.Namespace) -> str:
     Disagreement: a library samples other tokens than ours.
     WorkerError: tunix's process ended.
   """
-  decoded, episodes, machine = [], [], []
+  decoded, episodes, machine = [], [], ''
   for name, config in policies.SIZES.items():
-    with loaded(name, config, arguments.tunix) as libraries:
+    with benchmark_libraries.loaded(name, config, arguments.tunix) as libraries:
       for slots in SLOTS:
         decoded.append(_decoding(libraries, slots, arguments))
       episodes.append(_turns(libraries, arguments))
-      machine = [text for text in libraries.words if text]
-  what = (
-    f'jax {jax.__version__} on {jax.default_backend()}, {os.cpu_count()} '
-    f'cores; {"; ".join(machine)}; medians of {arguments.repeats} rounds in '
-    'which every version ran once; a ratio is the median of the ratios of a '
-    'round.'
-  )
+      machine = libraries.describe(arguments.repeats)
   header = ('what', 'sizes', 'ours tokens/s')
   beside = [(f'{name} tokens/s', f'ours / {name}') for name in LIBRARIES]
   turns = [(f'{n} tokens/s', f'kept / {n}') for n in (FED_AGAIN, HUGGING_FACE)]
   return '\n\n'.join(
     [
-      what,
+      machine,
       report.table((*header, *sum(beside, ()), 'target'), decoded),
       report.table((*header, *sum(turns, ()), 'target'), episodes),
     ]
   )
 
 
-class Libraries(NamedTuple):
-  """One policy as every library has it; None where it is not installed."""
-
-  name: str
-  config: dense.DecoderConfig
-  params: Mapping[str, np.ndarray]
-  transformers: Any
-  model: Any
-  tunix: benchmark_worker.Worker | None
-  words: Sequence[str]
-
-
-@contextlib.contextmanager
-def loaded(
-  name: str, config: dense.DecoderConfig, tunix: str
-) -> Iterator[Libraries]:
-  """Gives every library a random policy.
-
-  Args:
-    name: of the size.
-    config: the size.
-    tunix: interpreter that has tunix; '' for none.
-  """
-  params = policies.random_policy(config, SEED)
-  with contextlib.ExitStack() as stack:
-    directory = stack.enter_context(tempfile.TemporaryDirectory())
-    policies.export(pathlib.Path(directory), config, params)
-    transformers, model = _transformers(), None
-    words = ["transformers: pip install -e '.[benchmark]'", '']
-    if transformers is not None:
-      model = transformers.load(pathlib.Path(directory))
-      words[0] = transformers.describe()
-    worker = None
-    if tunix:
-      started = benchmark_worker.started(tunix, _TUNIX_PROGRAM)
-      worker = stack.enter_context(started)
-      words[1] = worker.ask('load', directory)
-    yield Libraries(name, config, params, transformers, model, worker, words)
-
-
-def _transformers():
-  """Returns the module that measures it; None where it is not installed."""
-  try:
-    import benchmark_transformers
-  except ModuleNotFoundError as error:
-    if error.name not in ('torch', 'transformers'):
-      raise
-    return None
-  return benchmark_transformers
-
-
-def decoding(libraries: Libraries, slots: int) -> dict[str, Version]:
+def decoding(
+  libraries: benchmark_libraries.Libraries, slots: int
+) -> dict[str, benchmark_libraries.Version]:
   """Returns the versions of sampling after prompts."""
-  rng = np.random.default_rng(SEED)
+  rng = np.random.default_rng(benchmark_libraries.SEED)
   config = libraries.config
   prompts = _ids(rng, config, slots, PROMPT_TOKENS)
   engine = _engine(libraries, slots, PROMPT_TOKENS + NEW_TOKENS, NEW_TOKENS)
   versions = {
-    report.OURS: _same(lambda: _sample_once(engine, prompts, NEW_TOKENS))
+    report.OURS: _tokens(lambda: _sample_once(engine, prompts, NEW_TOKENS))
   }
   if libraries.model is not None:
     work = functools.partial(_generate, libraries, prompts, NEW_TOKENS)
     on_threads = libraries.transformers.OnFastestThreads
-    versions[HUGGING_FACE] = _same(on_threads(work))
+    versions[HUGGING_FACE] = _tokens(on_threads(work))
   if libraries.tunix is not None:
     ask = libraries.tunix.ask
     ask('hold_prompts', prompts.tolist(), NEW_TOKENS, TEMPERATURE)
-    versions[TUNIX] = Version(
+    versions[TUNIX] = benchmark_libraries.Version(
       functools.partial(ask, 'generate'),
-      lambda: libraries.tunix.result()[0],
+      libraries.tunix.result,
     )
   return versions
 
 
-def turns(libraries: Libraries, slots: int, number: int) -> dict[str, Version]:
+def turns(
+  libraries: benchmark_libraries.Libraries, slots: int, number: int
+) -> dict[str, benchmark_libraries.Version]:
   """Returns the versions of episodes of `number` turns."""
-  rng = np.random.default_rng(SEED)
+  rng = np.random.default_rng(benchmark_libraries.SEED)
   config = libraries.config
   widths = [FIRST_TOKENS, *[OBSERVATION_TOKENS] * (number - 1)]
   texts = [_ids(rng, config, slots, width) for width in widths]
   length = sum(widths) + number * ACTION_TOKENS
   engine = _engine(libraries, slots, length, ACTION_TOKENS)
   versions = {
-    report.OURS: _same(lambda: _keeping(engine, texts)),
-    FED_AGAIN: _same(
+    report.OURS: _tokens(lambda: _keeping(engine, texts)),
+    FED_AGAIN: _tokens(
       lambda: _feeding_again(
         lambda fed: _sample_once(engine, fed, ACTION_TOKENS), texts
       )
@@ -207,7 +120,7 @@ def turns(libraries: Libraries, slots: int, number: int) -> dict[str, Version]:
   if libraries.model is not None:
     generate = lambda p: _generate(libraries, p, ACTION_TOKENS)
     on_threads = libraries.transformers.OnFastestThreads
-    versions[HUGGING_FACE] = _same(
+    versions[HUGGING_FACE] = _tokens(
       on_threads(lambda: _feeding_again(generate, texts))
     )
   return versions
@@ -215,9 +128,7 @@ def turns(libraries: Libraries, slots: int, number: int) -> dict[str, Version]:
 
 def _decoding(libraries, slots, arguments):
   slots = max(2, round(slots * arguments.scale))
-  sizes = (
-    f'{libraries.name} ({policies.describe(libraries.config)}), {slots} slots'
-  )
+  sizes = f'{libraries.words()}, {slots} slots'
   targets = {name: TARGETS.get(slots, {}).get(name, 1.0) for name in LIBRARIES}
   return _row(
     f'{PROMPT_TOKENS} fed, {NEW_TOKENS} sampled',
@@ -232,9 +143,7 @@ def _decoding(libraries, slots, arguments):
 def _turns(libraries, arguments):
   slots = max(2, round(TURN_SLOTS * arguments.scale))
   number = max(2, round(TURNS * arguments.scale))
-  sizes = (
-    f'{libraries.name} ({policies.describe(libraries.config)}), {slots} slots'
-  )
+  sizes = f'{libraries.words()}, {slots} slots'
   return _row(
     f'{number} turns of {ACTION_TOKENS} tokens',
     sizes,
@@ -271,7 +180,9 @@ def _row(what, sizes, versions, num_tokens, targets, repeats):
   return [what, sizes, *cells, '; '.join(verdicts)]
 
 
-def check(what: str, versions: Mapping[str, Version]) -> None:
+def check(
+  what: str, versions: Mapping[str, benchmark_libraries.Version]
+) -> None:
   """Runs all versions once.
 
   Raises:
@@ -280,7 +191,7 @@ def check(what: str, versions: Mapping[str, Version]) -> None:
   found = {}
   for name, version in versions.items():
     version.work()
-    found[name] = version.tokens()
+    (found[name],) = version.result()
   ours = found.pop(report.OURS)
   for name, theirs in found.items():
     if theirs.shape != ours.shape or (theirs != ours).any():
@@ -293,14 +204,9 @@ def check(what: str, versions: Mapping[str, Version]) -> None:
       )
 
 
-def _same(work):
-  """A version whose work returns the tokens."""
-  last = []
-
-  def run():
-    last[:] = [work()]
-
-  return Version(run, lambda: last[0])
+def _tokens(work):
+  """The version of work that returns sampled ids."""
+  return benchmark_libraries.returning(lambda: (work(),))
 
 
 def _ids(rng, config, slots, width):

@@ -2,8 +2,8 @@ import sys
 
 import benchmark
 import benchmark_kernels
-import benchmark_objective_share
 import benchmark_numpy
+import benchmark_objective_share
 import benchmark_report as report
 import jax
 import numpy as np
