@@ -18,7 +18,7 @@ test: $(VENV)/installed-test  ## Run the fast tests.
 	$(RUN) -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/installed-test  ## Run the slow tests.
-	$(RUN) -m pytest -m "slow and not engine and not gpu and not tpu"
+	$(RUN) -m pytest -m "slow and not engine and not vllm and not gpu and not tpu"
 
 lint: $(VENV)/installed-test  ## Check style, format and types.
 	$(RUN) -m ruff check .

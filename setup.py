@@ -47,6 +47,7 @@ setuptools.setup(
       'gguf>=0.17',
       'grpcio-tools>=1.85.1,<2',
       'hypothesis>=6.100',
+      'jinja2>=3.1',
       'mypy>=1.15',
       'pre-commit>=4',
       'pytest>=8.3',

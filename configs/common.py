@@ -41,6 +41,8 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     checkpoint_every_steps=20,
     # True shows a live progress line.
     progress=True,
+    # True only says what the learner would need: memory, operations, shardings.
+    dry_run=False,
   )
   config.environment = config_dict.create(
     # Which environment: the name of a suite in spopp_jax/envs.
@@ -59,6 +61,9 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     step_limit=10,
   )
   config.model = config_dict.create(
+    # Published model whose sizes cold_start.policy must have, such as
+    # Qwen3.5-0.8B; '' is any, or the sizes below for a policy of its own.
+    preset='',
     # Width of the residual stream.
     hidden_size=64,
     # Decoder blocks.
@@ -269,17 +274,42 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     microbatches=1,
     # Tokens whose logits are held at a time; memory grows with it.
     chunk_tokens=1024,
+    # Numbers of products and activations: float32, or bfloat16 with float32
+    # parameters, norms, softmax, log-probs and gradients.
+    compute_dtype='float32',
+    # Activations that the backward pass computes anew, to save memory: none;
+    # full, all inside a block; dots, all but products with parameters.
+    remat='none',
     # True trains on truncated decoding without kept ids, by a proxy ratio.
     allow_proxy_ratio=False,
     # True ends the run when sampler and learner suddenly differ; False warns.
     stop_on_gap=False,
-    # Devices that share the rows of a batch, each with all parameters; 0 is
-    # all of this machine.
-    devices=0,
     # Tokens of a packed row.
     row_length=192,
     # Row counts a minibatch is padded to, rising; one compilation each.
     row_buckets=(20, 24, 28),
+  )
+  config.lora = config_dict.create(
+    # Rank of adapters, which are trained alone; 0 trains all parameters.
+    rank=0,
+    # Their product is scaled by alpha / rank.
+    alpha=32.0,
+    # Layers that get adapters, by the last word of their names.
+    targets=(
+      *('q_proj', 'k_proj', 'v_proj', 'o_proj'),
+      *('gate_proj', 'up_proj', 'down_proj'),
+    ),
+  )
+  config.mesh = config_dict.create(
+    # Devices of all hosts that share the rows, each with all parameters; 0 is
+    # what the other two axes leave (one of the three may be 0).
+    data=0,
+    # Devices that share the rows and also parameters and optimizer state.
+    fsdp=1,
+    # Devices that share every product and its parameters; rows stay whole.
+    tensor=1,
+    # Memory of a device, in GiB; 0 asks it.
+    memory_gib=0.0,
   )
   config.hosts = config_dict.create(
     # Hosts that share the learner; each is started with the same settings.

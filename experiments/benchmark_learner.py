@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.learner import packing, row_devices, update
-from spopp_jax.models import dense, parameters
+from spopp_jax.learner import forward, packing
+from spopp_jax.models import dense, mesh, parameters
 from spopp_jax.runner import config
 
 # Useful tokens a second beside those of ours; what should be and the goal.
@@ -132,7 +132,7 @@ def packed(
     row_length=row_length,
     row_buckets=range(1, len(played) + 1),
   )
-  first = {name: getattr(batch, name)[0] for name in row_devices.PER_TOKEN}
+  first = {name: getattr(batch, name)[0] for name in mesh.PER_TOKEN}
   return batch._replace(**first)
 
 
@@ -162,10 +162,7 @@ def packed_step(
   """Returns the work of ours: loss, embedding's gradient, gradient's norm."""
   graphdef, _ = parameters.graph(sizes)
   logprobs = functools.partial(
-    update.packed_logprobs,
-    graphdef=graphdef,
-    temperature=1.0,
-    chunk_tokens=update.CHUNK_TOKENS,
+    forward.packed_logprobs, graphdef, forward.Settings()
   )
 
   def loss(params, batch, advantages):

@@ -12,7 +12,7 @@ import ml_collections
 import numpy as np
 
 from spopp_jax import envs, objectives, types
-from spopp_jax.learner import packing, update
+from spopp_jax.learner import forward, packing, update
 from spopp_jax.models import dense, parameters
 from spopp_jax.objectives import base
 from spopp_jax.runner import cold_start, config
@@ -171,7 +171,7 @@ def _learner(settings, model, objective):
     model,
     objective,
     update.make_optimizer(**settings.optimizer),
-    temperature=settings.sampler.temperature,
+    settings=forward.Settings(temperature=settings.sampler.temperature),
     microbatches=settings.learner.microbatches,
     minibatch_size=settings.dispatch.batch_size // settings.learner.minibatches,
     row_length=settings.learner.row_length,

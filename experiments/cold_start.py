@@ -24,6 +24,7 @@ from spopp_jax.runner import (
   estimate,
   experiment,
   sampling,
+  serving,
 )
 from spopp_jax.sampler import in_process, retries
 
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
 def measure(settings, policy, tasks) -> float:
   """Returns the success over all tasks, sampled in this process."""
   sampler = in_process.InProcessSampler(
-    sampling.make_driver(settings, policy, tasks)
+    serving.make_driver(settings, policy, tasks)
   )
   batcher = sampling.make_batcher(
     settings, sampler, retries.RetryBudget(settings.dispatch.attempts)

@@ -13,6 +13,10 @@ A service that other machines reach needs --tls_ca, --tls_certificate and
 --tls_key. They are the service's own; those of the run are
 --config.sampler.tls_ca and so on.
 
+With --engine=vllm:http://127.0.0.1:8000 (or sglang:) the tokens come from such
+a server, which must have been started on the same policy directory; README says
+with which options.
+
 It serves one run at a time, one after another. The policy directory gives
 sizes and tokenizer; parameters come from the runner. One JSON line on standard
 output says when and where it listens.
@@ -26,7 +30,7 @@ from absl import flags
 
 from spopp_jax import envs
 from spopp_jax.models import policy_files
-from spopp_jax.runner import compilation, config, sampling
+from spopp_jax.runner import compilation, config, serving
 from spopp_jax.sampler import credentials, errors, lifeline
 
 _FILES = {
@@ -53,6 +57,20 @@ def main(argv: list[str]) -> None:
     'reach, such as 0.0.0.0:50051, needs the three files of TLS.',
     flag_values=own,
   )
+  flags.DEFINE_string(
+    'engine',
+    '',
+    'vllm:http://host:port or sglang:http://host:port generates; nothing is '
+    'the engine in this process.',
+    flag_values=own,
+  )
+  flags.DEFINE_string(
+    'engine_weights',
+    '',
+    'Directory through which weights get to --engine, which must see it under '
+    'this name; nothing is one in run.directory.',
+    flag_values=own,
+  )
   for name, what in _FILES.items():
     flags.DEFINE_string(name, '', what, flag_values=own)
   flags.DEFINE_bool(
@@ -69,15 +87,20 @@ def main(argv: list[str]) -> None:
   )
   if not own.policy:
     sys.exit('serve_sampler.py: error: --policy=DIRECTORY is needed')
-  compilation.configure(
-    pathlib.Path(settings.run.directory) / '.compilation_cache'
-  )
+  runs = pathlib.Path(settings.run.directory)
+  compilation.configure(runs / '.compilation_cache')
   try:
-    server = sampling.serve(
+    policy = policy_files.load(own.policy)
+    decoder = None
+    if own.engine:
+      weights = pathlib.Path(own.engine_weights or runs / '.engine_weights')
+      decoder = serving.external_engine(settings, policy, own.engine, weights)
+    server = serving.serve(
       settings,
-      policy_files.load(own.policy),
+      policy,
       envs.load_tasks(settings.environment),
       own.address,
+      decoder=decoder,
       own=credentials.Credentials(*(own[name].value for name in _FILES)),
       allow_insecure=own.allow_insecure,
     )

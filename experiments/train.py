@@ -6,6 +6,9 @@
   python experiments/train.py --config=configs/quickstart.py \
       --config.run.resume=True
 
+  python experiments/train.py --config=configs/alfworld_qwen35_0p8b.py \
+      --config.run.dry_run=True
+
 A learner of several hosts is started by the same command on each of them, with
 hosts.count, hosts.coordinator (an address of host 0) and its own hosts.index.
 
@@ -13,8 +16,9 @@ On SIGTERM, SIGHUP and Ctrl-C it saves a checkpoint, says how to continue and
 ends with code 0; a second one ends it at once.
 
 `--help` lists every setting. A run writes config.json, policy/ (the start),
-trained/ (the end), offline.json, metrics.jsonl, tensorboard/, checkpoints/,
-sampler-0.log, reward_curve.png, transcripts/ and summary.json.
+trained/ (the end), adapter/ (of LoRA, for PEFT), offline.json, metrics.jsonl,
+tensorboard/, checkpoints/, sampler-0.log, reward_curve.png, transcripts/ and
+summary.json.
 """
 
 import contextlib
@@ -33,6 +37,7 @@ from spopp_jax.models import policy_files
 from spopp_jax.runner import (
   compilation,
   config,
+  dry_run,
   experiment,
   following,
   hosts,
@@ -56,6 +61,10 @@ def main(argv: list[str]) -> None:
     pathlib.Path(settings.run.directory) / '.compilation_cache'
   )
   try:
+    if settings.run.dry_run:
+      dry_run.use_cpu_devices(settings)
+      print(dry_run.report(settings))
+      return
     result = run(settings)
   except preemption.Stopped as stopped:
     if stopped.exit_code:

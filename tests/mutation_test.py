@@ -298,6 +298,39 @@ _MUTATIONS = [
     'return 1 - (1 - num_correct / num_samples) ** k + 0 * failing',
     'evaluation/passk_test.py::test_golden',
   ),
+  # Ids.
+  Mutation(
+    'a cut turn left without its end',
+    'models/chat_template.py',
+    'end_sampled = len(turn) > 0 and int(turn[-1]) in self._ends',
+    'end_sampled = len(turn) >= 0',
+    'models/chat_template_test.py::'
+    'test_what_follows_depends_on_how_the_turn_ended',
+  ),
+  Mutation(
+    'one user turn for each tool result',
+    'models/chat_formats.py',
+    "if i + 1 < len(messages) and messages[i + 1].role == 'tool':",
+    'if i < 0:',
+    'models/chat_template_test.py::'
+    'test_tok03_ids_are_those_of_the_whole_conversation',
+  ),
+  Mutation(
+    'special tokens made from the text of an environment',
+    'models/tokenizer.py',
+    'text, add_special_tokens=False, split_special_tokens=True',
+    'text, add_special_tokens=False',
+    'models/chat_template_test.py::'
+    'test_text_that_spells_a_special_token_ends_nothing',
+  ),
+  Mutation(
+    'a prompt compared with the last prompt alone',
+    'sampler/recorded_calls.py',
+    'earlier = np.concatenate([call.prompt, call.tokens])',
+    'earlier = call.prompt',
+    'sampler/recorded_calls_test.py::'
+    'test_tok02_a_prompt_that_departs_starts_a_row',
+  ),
 ]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from spopp_jax.envs import household
 
+SUITES = ('household',)
+
 
 def load_tasks(settings: Mapping[str, Any]) -> household.HouseholdTasks:
   """Builds the suite that a configuration's block `environment` names.
@@ -22,9 +24,10 @@ def load_tasks(settings: Mapping[str, Any]) -> household.HouseholdTasks:
   Raises:
     ValueError: an unknown name, or what the suite's factory refuses.
   """
-  if settings['name'] != 'household':
+  if settings['name'] not in SUITES:
     raise ValueError(
-      f'environment ({settings["name"]!r}) is unknown; there is: household'
+      f'environment ({settings["name"]!r}) is unknown; there is: '
+      + ', '.join(SUITES)
     )
   return household.load_tasks(
     settings['path'],

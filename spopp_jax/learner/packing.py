@@ -8,7 +8,7 @@ from spopp_jax import types
 from spopp_jax.learner import logprob_contract
 
 # A larger top_k may exceed the vocabulary: it is no width to reserve.
-_WIDEST_TOP_K = 1024
+WIDEST_TOP_K = 1024
 
 
 def row_count(needed: int, buckets: Sequence[int], limit: int) -> int:
@@ -87,7 +87,7 @@ def pack(
   for group, indices in enumerate(members):
     group_ids[indices] = group
   shape = (minibatches, rows, row_length)
-  batch = _padding(shape, num_slots, _kept_width(trajectories))._replace(
+  batch = padding(shape, num_slots, _kept_width(trajectories))._replace(
     rewards=_padded([t.reward for t in trajectories], num_slots),
     values=_padded(values, num_slots),
     usable=np.arange(num_slots) < n,
@@ -97,6 +97,31 @@ def pack(
     for row, in_row in enumerate(layout):
       _fill_row(batch, (m, row), in_row, trajectories)
   return batch
+
+
+def padding(
+  shape: tuple[int, int, int], num_slots: int, kept_width: int
+) -> types.PackedBatch:
+  """Returns a batch of padding alone.
+
+  Args:
+    shape: [M, B, S] of arrays per token.
+    num_slots: N.
+    kept_width: C, ids kept a token at most.
+  """
+  return types.PackedBatch(
+    tokens=np.zeros(shape, np.int32),
+    positions=np.zeros(shape, np.int32),
+    segment_ids=np.zeros(shape, np.int32),
+    trajectory_ids=np.full(shape, num_slots, np.int32),
+    action_mask=np.zeros(shape, bool),
+    behaviour_logprobs=np.zeros(shape, np.float32),
+    kept_ids=np.full((*shape, kept_width), -1, np.int32),
+    rewards=np.zeros(num_slots, np.float32),
+    values=np.zeros(num_slots, np.float32),
+    usable=np.zeros(num_slots, bool),
+    group_ids=np.arange(num_slots, dtype=np.int32),
+  )
 
 
 def unpack(
@@ -134,7 +159,7 @@ def _check_groups(
 def _kept_width(trajectories: Sequence[types.Trajectory]) -> int:
   """Returns C: top_k where it bounds every set well, else a power of two."""
   kept = [(t, kept) for t in trajectories if (kept := _exact_kept(t))]
-  if all(0 < t.sampling.top_k <= _WIDEST_TOP_K for t, _ in kept):
+  if all(0 < t.sampling.top_k <= WIDEST_TOP_K for t, _ in kept):
     return max((t.sampling.top_k for t, _ in kept), default=0)
   sizes = [_kept_sizes(k) for _, k in kept]
   largest = max(int(size.max(initial=1)) for size in sizes)
@@ -167,25 +192,6 @@ def _first_fit(
     rows[fit].append(i)
     free[fit] -= length
   return rows
-
-
-def _padding(
-  shape: tuple[int, int, int], num_slots: int, kept_width: int
-) -> types.PackedBatch:
-  """Returns a batch of padding alone; per-token arrays have the shape."""
-  return types.PackedBatch(
-    tokens=np.zeros(shape, np.int32),
-    positions=np.zeros(shape, np.int32),
-    segment_ids=np.zeros(shape, np.int32),
-    trajectory_ids=np.full(shape, num_slots, np.int32),
-    action_mask=np.zeros(shape, bool),
-    behaviour_logprobs=np.zeros(shape, np.float32),
-    kept_ids=np.full((*shape, kept_width), -1, np.int32),
-    rewards=np.zeros(num_slots, np.float32),
-    values=np.zeros(num_slots, np.float32),
-    usable=np.zeros(num_slots, bool),
-    group_ids=np.arange(num_slots, dtype=np.int32),
-  )
 
 
 def _fill_row(

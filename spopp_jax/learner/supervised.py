@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from spopp_jax import types
+from spopp_jax.learner import forward
 from spopp_jax.learner import state as state_lib
-from spopp_jax.learner import update
 from spopp_jax.models import dense, parameters
 
 
@@ -25,10 +25,7 @@ class SupervisedLearner:
     self._optimizer = optimizer
     graphdef, _ = parameters.graph(config)
     logprobs = functools.partial(
-      update.packed_logprobs,
-      graphdef=graphdef,
-      temperature=1.0,
-      chunk_tokens=update.CHUNK_TOKENS,
+      forward.packed_logprobs, graphdef, forward.Settings()
     )
     self._update = jax.jit(
       functools.partial(_update, logprobs, optimizer), donate_argnums=0

@@ -1,25 +1,22 @@
-"""The jitted learner step: advantages once, then one pass of minibatches."""
+"""The learner: scoring and updating, jitted over the devices of a mesh."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from spopp_jax import types
-from spopp_jax.kernels import token_logprobs
-from spopp_jax.learner import packing, row_devices
+from spopp_jax.learner import forward, packing, step
 from spopp_jax.learner import state as state_lib
-from spopp_jax.models import dense, parameters
+from spopp_jax.models import dense, lora, parameters
+from spopp_jax.models import mesh as mesh_lib
 from spopp_jax.objectives import base as objectives
 
+_SETTINGS = forward.Settings()
 Announce = Callable[[str, dict[str, Any]], None]
-# Tokens whose logits are held at a time; enough for efficient products.
-CHUNK_TOKENS = 1024
 
 
 def silent(call: str, arrays: dict[str, Any]) -> None:
@@ -65,7 +62,12 @@ class Learner:
 
   Attributes:
     objective: gives advantages, weights and loss.
-    devices: how many share the rows, of all hosts together.
+    settings: how log-probs are computed.
+    microbatches: parts that a minibatch's gradient is computed in.
+    row_parts: what the rows of a batch are cut into, over the devices.
+    shapes: of the trained parameters, by name.
+    model_shapes: of the policy's parameters, by name.
+    mesh: of the devices.
   """
 
   def __init__(
@@ -74,13 +76,12 @@ class Learner:
     objective: objectives.Objective,
     optimizer: optax.GradientTransformation,
     *,
-    temperature: float = 1.0,
+    settings: forward.Settings = _SETTINGS,
     microbatches: int = 1,
-    chunk_tokens: int = CHUNK_TOKENS,
     minibatch_size: int,
     row_length: int,
     row_buckets: Sequence[int],
-    devices: int = 1,
+    mesh: mesh_lib.DeviceMesh | None = None,
     announce: Announce | None = None,
   ):
     """Compiles nothing yet.
@@ -89,51 +90,152 @@ class Learner:
       config: the decoder.
       objective: gives advantages, weights and loss.
       optimizer: applied to every minibatch.
-      temperature: > 0; the sampler's, so that log-probs mean the same.
+      settings: how log-probs are computed.
       microbatches: parts that a minibatch's gradient is computed in; they
         save memory and change nothing else. Rows must divide by it.
-      chunk_tokens: >= 1; tokens whose logits are held at a time.
       minibatch_size: trajectories that are scored at a time.
       row_length: S, tokens of a packed row.
       row_buckets: allowed numbers of rows.
-      devices: how many of this process's devices share the rows, which must
-        divide by their number; each holds all parameters.
+      mesh: the devices, over which rows, parameters and optimizer state are
+        cut; rows must divide by its `row_parts`. None is one device.
       announce: makes every host take part: called with the name of each call
         below and its arrays before it computes, so that the other hosts can
         make the same call. None is this host alone.
 
     Raises:
-      ValueError: there are fewer devices.
+      ValueError: no sharding rule knows one of the decoder's parameters, or
+        an adapter's target is none of its layers.
     """
-    self._rows = row_devices.RowDevices(devices, all_hosts=announce is not None)
+    self._mesh = mesh or mesh_lib.DeviceMesh()
+    self.mesh = self._mesh.mesh
+    self.settings = settings
+    self.microbatches = microbatches
     self._announce = announce or silent
     self.objective = objective
-    self.devices = self._rows.count
+    self.row_parts = self._mesh.row_parts
     self._minibatch_size = minibatch_size
     self._optimizer = optimizer
     self._row_length = row_length
     self._row_buckets = tuple(row_buckets)
-    graphdef, _ = parameters.graph(config)
-    logprobs = functools.partial(
-      packed_logprobs,
-      graphdef=graphdef,
-      temperature=temperature,
-      chunk_tokens=chunk_tokens,
-    )
-    everywhere = self._rows.everywhere
-    self._score = jax.jit(
-      functools.partial(_map_rows, logprobs), out_shardings=everywhere
-    )
+    graphdef, self.model_shapes = parameters.graph(config)
+    self.shapes = self.model_shapes
+    self._frozen_shapes: dict[str, Any] = {}
+    if settings.adapters is not None:
+      self.shapes = lora.shapes(settings.adapters, self.model_shapes)
+      self._frozen_shapes = jax.eval_shape(
+        lambda base: forward.cast(base, settings.compute_dtype),
+        self.model_shapes,
+      )
+    self._frozen: dict[str, jax.Array] = {}
+    self._base: dict[str, np.ndarray] = {}
+    self._shardings = self._state_shardings()
+    self._frozen_shardings = self._mesh.parameters(self._frozen_shapes)
+    self._programs: dict[Any, jax.stages.Compiled] = {}
+    logprobs = functools.partial(forward.packed_logprobs, graphdef, settings)
+    self._make_programs(logprobs)
+
+  def _make_programs(self, logprobs: Callable) -> None:
+    everywhere = self._mesh.everywhere
+
+    def with_frozen(frozen, params, rows):
+      if self.mesh.size > 1:
+        # Lays the gradient out likewise: each device sums its part alone.
+        params = jax.lax.with_sharding_constraint(
+          params, self._shardings.params
+        )
+      return logprobs({**frozen, **params}, rows)
+
+    def score(frozen, params, batch):
+      of = functools.partial(with_frozen, frozen)
+      return step.map_rows(of, params, batch)
+
+    def update(frozen, state, batch):
+      of = functools.partial(with_frozen, frozen)
+      return step.update(
+        of,
+        self.objective,
+        self._optimizer,
+        self.microbatches,
+        state,
+        batch,
+      )
+
+    self._score = jax.jit(score, out_shardings=everywhere)
     self._update = jax.jit(
-      functools.partial(_update, logprobs, objective, optimizer, microbatches),
-      donate_argnums=0,
-      out_shardings=everywhere,
+      update, donate_argnums=1, out_shardings=(self._shardings, everywhere)
+    )
+    self._gather = jax.jit(lambda array: array, out_shardings=everywhere)
+
+  def parameter_shardings(self) -> dict[str, jax.sharding.NamedSharding]:
+    """Returns how each parameter of the policy lies on the devices."""
+    return self._mesh.parameters(self.model_shapes)
+
+  def _state_shapes(self) -> Any:
+    return jax.eval_shape(
+      functools.partial(state_lib.initial, optimizer=self._optimizer),
+      self.shapes,
     )
 
+  def _state_shardings(self) -> Any:
+    """Returns the shardings of parameters and their optimizer state."""
+    return self._mesh.like_parameters(
+      self._state_shapes(), self._mesh.parameters(self.shapes)
+    )
+
+  def compile(
+    self,
+    batch: types.PackedBatch,
+    compiler_options: dict[str, str | bool] | None = None,
+  ) -> jax.stages.Compiled:
+    """Compiles an update of batches shaped like this one, without a state.
+
+    Args:
+      batch: numpy arrays or jax.ShapeDtypeStruct; no value is looked at.
+      compiler_options: of XLA. Without any, `update` runs this program instead
+        of compiling its own.
+
+    Returns:
+      The program, which says what memory and operations it needs.
+    """
+    if compiler_options is None:
+      self._announce('compile', batch._asdict())
+
+    def abstract(shape, sharding):
+      return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    arguments = jax.tree.map(
+      abstract,
+      (self._frozen_shapes, self._state_shapes(), batch),
+      (self._frozen_shardings, self._shardings, self._mesh.rows(batch)),
+    )
+    with jax.set_mesh(self.mesh):
+      program = self._update.lower(*arguments).compile(compiler_options)
+    if compiler_options is None:
+      self._programs[_shapes(batch)] = program
+    return program
+
   def init(self, params: Mapping[str, Any]) -> state_lib.LearnerState:
-    """Returns the state before the first update; copies the parameters."""
+    """Returns the state before the first update; copies the parameters.
+
+    With adapters the parameters are kept as they are, frozen, and the state is
+    that of the adapters.
+    """
     self._announce('init', {k: np.asarray(v) for k, v in params.items()})
-    return self._rows.replicate(state_lib.initial(params, self._optimizer))
+    trained = params
+    if self.settings.adapters is not None:
+      self._base = {k: np.asarray(v, np.float32) for k, v in params.items()}
+      self._frozen = mesh_lib.place(
+        forward.cast(self._base, self.settings.compute_dtype),
+        self._frozen_shardings,
+      )
+      trained = lora.initial(self.settings.adapters, self.model_shapes)
+    copies = {k: np.array(v, np.float32) for k, v in trained.items()}
+    placed = mesh_lib.place(copies, self._shardings.params)
+    return jax.jit(
+      functools.partial(state_lib.initial, optimizer=self._optimizer),
+      donate_argnums=0,
+      out_shardings=self._shardings,
+    )(placed)
 
   def place(self, state: state_lib.LearnerState) -> state_lib.LearnerState:
     """Returns a state that was saved, laid out for the updates to come."""
@@ -141,14 +243,48 @@ class Learner:
     self._announce(
       'place', {str(i): np.asarray(x) for i, x in enumerate(leaves)}
     )
-    return self._rows.replicate(state)
+    return mesh_lib.place(state, self._shardings)
+
+  def trained(self, state: state_lib.LearnerState) -> dict[str, np.ndarray]:
+    """Returns the trained parameters on the host: all, or the adapters."""
+    return jax.tree.map(np.asarray, self._whole('trained', state.params))
+
+  def policy(self, state: state_lib.LearnerState) -> dict[str, np.ndarray]:
+    """Returns the policy's parameters as the sampler takes them, on the host.
+
+    Adapters are merged into the parameters that they belong to.
+    """
+    trained = self.trained(state)
+    if self.settings.adapters is None:
+      return trained
+    return lora.merge(self.settings.adapters, self._base, trained)
+
+  def to_save(self, state: state_lib.LearnerState) -> state_lib.LearnerState:
+    """Returns the state as this host can save it.
+
+    What lies in part on other hosts comes back as numpy arrays; all else stays
+    on the devices.
+    """
+    return self._whole('to_save', state)
+
+  def _whole(self, call: str, tree: Any) -> Any:
+    """Gathers arrays that no host holds whole, one after another."""
+    in_parts = lambda x: not (x.is_fully_addressable or x.is_fully_replicated)
+    if not any(map(in_parts, jax.tree.leaves(tree))):
+      return tree
+    self._announce(call, {})
+    return jax.tree.map(
+      lambda x: np.asarray(self._gather(x)) if in_parts(x) else x, tree
+    )
 
   def update(
     self, state: state_lib.LearnerState, batch: types.PackedBatch
   ) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
     """Takes M optimizer steps; donates `state`. Metrics are scalars."""
     self._announce('update', batch._asdict())
-    return self._update(state, self._rows.spread(batch))
+    with jax.set_mesh(self.mesh):
+      program = self._programs.get(_shapes(batch), self._update)
+      return program(self._frozen, state, self._spread(batch))
 
   def score(
     self,
@@ -178,7 +314,7 @@ class Learner:
       minibatches=1,
       row_length=self._row_length,
       row_buckets=self._row_buckets,
-      row_multiple=self.devices,
+      row_multiple=self.row_parts,
     )
     # Inside a segment every token but the first has a predecessor.
     scored = batch._replace(action_mask=batch.positions > 0)
@@ -191,188 +327,12 @@ class Learner:
   ) -> np.ndarray:
     """Returns [M, B, S] float32 nats where the action mask is set, else 0."""
     self._announce('score', batch._asdict())
-    return np.asarray(self._score(params, self._rows.spread(batch)))
+    with jax.set_mesh(self.mesh):
+      return np.asarray(self._score(self._frozen, params, self._spread(batch)))
+
+  def _spread(self, batch: types.PackedBatch) -> types.PackedBatch:
+    return mesh_lib.place(batch, self._mesh.rows(batch))
 
 
-def packed_logprobs(
-  params: parameters.Parameters,
-  batch: types.PackedBatch,
-  *,
-  graphdef: nnx.GraphDef,
-  temperature: float,
-  chunk_tokens: int,
-) -> jax.Array:
-  """Returns [B, S] float32 nats where the action mask is set, else 0."""
-  decoder = parameters.bind(graphdef, params)
-  hidden = decoder.hidden(batch.tokens, batch.positions, batch.segment_ids)
-  return token_logprobs.token_logprobs(
-    hidden,
-    decoder.output_matrix(),
-    batch.tokens,
-    batch.action_mask,
-    batch.kept_ids,
-    temperature=temperature,
-    chunk_tokens=chunk_tokens,
-  ).logprobs
-
-
-def _rows(batch: types.PackedBatch) -> dict[str, jax.Array]:
-  return {name: getattr(batch, name) for name in row_devices.PER_TOKEN}
-
-
-def _map_rows(
-  logprobs: Callable, params: parameters.Parameters, batch: types.PackedBatch
-) -> jax.Array:
-  """Applies `logprobs` to one minibatch after another: [M, B, S]."""
-  return jax.lax.map(
-    lambda rows: logprobs(params, batch._replace(**rows)), _rows(batch)
-  )
-
-
-def _update(
-  logprobs: Callable,
-  objective: objectives.Objective,
-  optimizer: optax.GradientTransformation,
-  microbatches: int,
-  state: state_lib.LearnerState,
-  batch: types.PackedBatch,
-) -> tuple[state_lib.LearnerState, dict[str, jax.Array]]:
-  """Standardizes once, then scans the minibatches."""
-  merge = lambda x: jnp.concatenate(x, axis=0)  # [M, B, ...] to [M B, ...]
-  whole = batch._replace(**{k: merge(v) for k, v in _rows(batch).items()})
-  advantages = objective.advantages(whole)
-  # With one optimizer step the proximal policy is the current one, and an
-  # uncut minibatch takes it from the loss's own forward pass.
-  fused = batch.tokens.shape[0] == 1 and microbatches == 1
-  proximal = None if fused else _map_rows(logprobs, state.params, batch)
-  gradient = functools.partial(
-    _gradient, logprobs, objective, microbatches, advantages
-  )
-
-  def step(state, inputs):
-    rows, proximal = inputs
-    part, sums, grads = gradient(state.params, batch._replace(**rows), proximal)
-    loss = _divide(sums.numerator, sums.denominator)
-    grads = jax.tree.map(lambda g: _divide(g, sums.denominator), grads)
-    grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    state, skipped = _apply(optimizer, state, grads, finite, sums.denominator)
-    return state, (part, sums, grad_norm, skipped)
-
-  state, (parts, sums, grad_norms, skipped) = jax.lax.scan(
-    step, state, (_rows(batch), proximal)
-  )
-  weights = parts.weights._replace(
-    **{k: merge(v) for k, v in _per_token(parts.weights).items()},
-    tokens=parts.weights.tokens.sum(),
-  )
-  metrics = {
-    k: _divide(v.sum(), weights.tokens) for k, v in sums.metrics.items()
-  }
-  metrics |= {k: v.mean() for k, v in parts.metrics.items()}
-  metrics |= objective.diagnostics(
-    whole, advantages, merge(parts.proximal), weights
-  )
-  metrics['loss'] = _divide(sums.numerator.sum(), sums.denominator.sum())
-  metrics['grad_norm'] = grad_norms.mean()
-  metrics['skipped_update'] = skipped.sum()
-  metrics['skipped_in_a_row'] = state.skipped_in_a_row
-  return state, metrics
-
-
-class _Constants(NamedTuple):
-  """What is detached in a minibatch's loss, and the metrics of making it."""
-
-  proximal: jax.Array
-  weights: objectives.Weights
-  metrics: objectives.Metrics
-
-
-class _Sums(NamedTuple):
-  """What adds up over microbatches."""
-
-  numerator: jax.Array
-  denominator: jax.Array
-  metrics: objectives.Metrics
-
-
-def _gradient(
-  logprobs: Callable,
-  objective: objectives.Objective,
-  microbatches: int,
-  advantages: jax.Array,
-  params: parameters.Parameters,
-  minibatch: types.PackedBatch,
-  proximal: jax.Array | None,
-) -> tuple[_Constants, _Sums, parameters.Parameters]:
-  """Returns constants, sums and the gradient of the numerator.
-
-  `proximal` None takes it from the one forward pass of an uncut minibatch.
-  """
-
-  def constants(proximal):
-    weights, metrics = objective.weights(minibatch, proximal, advantages)
-    return _Constants(proximal, weights, metrics)
-
-  def sums(params, rows, part):
-    cut = minibatch._replace(**rows)
-    current = logprobs(params, cut)
-    if part is None:
-      part = constants(jax.lax.stop_gradient(current))
-    totals = _Sums(*objective.loss(current, cut, advantages, part.weights))
-    return totals.numerator, (part, totals)
-
-  value_and_grad = jax.value_and_grad(sums, has_aux=True)
-  if proximal is None:
-    (_, aux), grads = value_and_grad(params, _rows(minibatch), None)
-    return *aux, grads
-
-  part = constants(proximal)
-
-  def of_microbatch(inputs):
-    rows, per_token = inputs
-    weights = part.weights._replace(**per_token)
-    (_, (_, totals)), grads = value_and_grad(
-      params, rows, part._replace(weights=weights)
-    )
-    return totals, grads
-
-  cuts = jax.tree.map(
-    lambda x: jnp.stack(jnp.split(x, microbatches)),
-    (_rows(minibatch), _per_token(part.weights)),
-  )
-  shapes = jax.eval_shape(of_microbatch, jax.tree.map(lambda x: x[0], cuts))
-  total, _ = jax.lax.scan(
-    lambda total, cut: (jax.tree.map(jnp.add, total, of_microbatch(cut)), None),
-    jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-    cuts,
-  )
-  return part, *total
-
-
-def _per_token(weights: objectives.Weights) -> dict[str, jax.Array]:
-  return {k: v for k, v in weights._asdict().items() if k != 'tokens'}
-
-
-def _divide(numerator: jax.Array, count: jax.Array) -> jax.Array:
-  """Returns numerator / count; 0 / 0 is 0."""
-  return numerator / jnp.where(count > 0, count, 1)
-
-
-def _apply(optimizer, state, grads, finite, count):
-  """One optimizer step, or none when there is nothing sound to apply."""
-  usable = finite & (count > 0)
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-  stepped = state_lib.LearnerState(
-    params=optax.apply_updates(state.params, updates),
-    opt_state=opt_state,
-    updates=state.updates + 1,
-    skipped_in_a_row=jnp.int32(0),
-  )
-  kept = state._replace(
-    skipped_in_a_row=state.skipped_in_a_row + (~finite).astype(jnp.int32)
-  )
-  state = jax.tree.map(
-    lambda new, old: jnp.where(usable, new, old), stepped, kept
-  )
-  return state, (~usable).astype(jnp.int32)
+def _shapes(batch: types.PackedBatch) -> tuple[tuple[int, ...], ...]:
+  return tuple(x.shape for x in batch)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from spopp_jax.models import layers
+from spopp_jax.models import attention, layers, mesh
 
 # Position of a token that is not there; above every length of a cache.
 ABSENT = 2**30
@@ -103,7 +103,7 @@ class Context(NamedTuple):
 
   Attributes:
     positions: [B, S] int32, restarting at 0 in every sequence.
-    mask: [B, S, keys] bool; True where a query sees a key.
+    visible: which keys a query sees.
     segment_ids: [B, S] int32; sequences in packed rows. With a cache 1, and 0
       for tokens that are not there.
     rows: [B] int32; the row of the cache that each sequence has, or None when
@@ -111,7 +111,7 @@ class Context(NamedTuple):
   """
 
   positions: jax.Array
-  mask: jax.Array
+  visible: attention.Visible
   segment_ids: jax.Array
   rows: jax.Array | None
 
@@ -193,9 +193,7 @@ class Attention(nnx.Module):
     keys = layers.rotary(keys, context.positions, frequencies)
     if cache is not None:
       cache, keys, values = _write_and_read(cache, keys, values, context)
-    attended = jax.nn.dot_product_attention(
-      queries, keys, values, mask=context.mask[:, None]
-    )
+    attended = attention.attend(queries, keys, values, context.visible)
     if c.gated_attention:
       attended = attended * jax.nn.sigmoid(gates)
     return self.o_proj(attended.reshape(batch, length, -1)), cache
@@ -223,7 +221,7 @@ def _write_and_read(
     cache.keys.at[where].set(keys.astype(cache.keys.dtype), mode='drop'),
     cache.values.at[where].set(values.astype(cache.values.dtype), mode='drop'),
   )
-  width = context.mask.shape[-1]
+  width = context.visible.mask.shape[-1]
   if context.rows is None:
     return cache, cache.keys[:, :width], cache.values[:, :width]
   return cache, cache.keys[rows, :width], cache.values[rows, :width]
@@ -286,10 +284,11 @@ class Trunk(nnx.Module):
 
   def __call__(self, tokens, context, caches):
     """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
-    hidden = self.embed_tokens(tokens)
+    hidden = mesh.by_rows(self.embed_tokens(tokens))
     new_caches = []
     for block, cache in zip(self.layers, caches, strict=True):
       hidden, cache = block(hidden, context, cache)
+      hidden = mesh.by_rows(hidden)
       new_caches.append(cache)
     return self.norm(hidden), tuple(new_caches)
 
@@ -320,11 +319,9 @@ class Decoder(nnx.Module):
       [B, S, D] float; state `s` predicts token `s + 1`.
     """
     chex.assert_equal_shape([tokens, positions, segment_ids])
-    index = jnp.arange(tokens.shape[1])
-    causal = index[:, None] >= index[None, :]
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    visible = attention.within_segments(segment_ids)
     no_caches = (None,) * self.config.num_hidden_layers
-    context = Context(positions, same & causal[None], segment_ids, None)
+    context = Context(positions, visible, segment_ids, None)
     return self.model(tokens, context, no_caches)[0]
 
   def extend(
@@ -357,7 +354,7 @@ class Decoder(nnx.Module):
     keys = jnp.arange(attend_length)
     context = Context(
       positions=positions,
-      mask=keys[None, None, :] <= positions[:, :, None],
+      visible=attention.Visible(keys[None, None, :] <= positions[:, :, None]),
       segment_ids=(positions < ABSENT).astype(jnp.int32),
       rows=rows,
     )

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from spopp_jax.models import mesh
+
 
 class Linear(nnx.Module):
   """y = x W^T without bias; `weight` is [out, in] as in safetensors files."""
@@ -45,7 +47,7 @@ class Embedding(nnx.Module):
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """Maps [...] int32 ids to [..., D]."""
-    return self.weight[...][tokens]
+    return mesh.by_words(self.weight[...])[tokens]
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Maps [..., D] to float32 logits [..., V]."""

@@ -8,9 +8,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from spopp_jax import objectives, tracker
+from spopp_jax import envs, objectives, tracker
 from spopp_jax.envs import household
-from spopp_jax.models import chat_formats
+from spopp_jax.learner import forward
+from spopp_jax.models import chat_formats, presets, rematerialization
 from spopp_jax.runner import sampler_list, staleness
 from spopp_jax.sampler import credentials
 
@@ -53,12 +54,17 @@ _RANGES = {
   ),
   '[0, inf)': (
     'dispatch.max_lag',
-    'learner.devices',
+    'lora.rank',
+    'mesh.data',
+    'mesh.fsdp',
+    'mesh.tensor',
+    'mesh.memory_gib',
     'hosts.index',
     'optimizer.weight_decay',
     'optimizer.warmup_steps',
   ),
   '(0, inf)': (
+    'lora.alpha',
     'cold_start.learning_rate',
     'sampler.temperature',
     'sampler.connect_timeout_s',
@@ -78,12 +84,14 @@ _RANGES = {
 }
 
 _CHOICES = {
-  'environment.name': ('household',),
+  'model.preset': ('', *presets.MODELS),
   'model.chat_format': ('words', *chat_formats.FORMATS),
   'environment.size': ('small', 'medium', 'large'),
   'dispatch.staleness': staleness.POLICIES,
   'sampler.transport': ('auto', 'directory', 'grpc'),
   'dispatch.evidence_from': ('received', 'consumed'),
+  'learner.compute_dtype': forward.COMPUTE_DTYPES,
+  'learner.remat': rematerialization.CHOICES,
 }
 
 
@@ -118,6 +126,9 @@ def check_rules(
   _check_flow(config, _check_method(config))
   _check_shapes(config)
   _check_samplers(config.sampler)
+  if not config.run.dry_run:
+    _check_start(config)
+  _check_mesh(config.mesh)
   _check_hosts(config.hosts)
 
 
@@ -154,6 +165,28 @@ def _check_samplers(sampler: ml_collections.ConfigDict) -> None:
       raise ConfigError(
         f"sampler.addresses: {error}, or 'local' to start a service"
       ) from error
+
+
+def _check_start(config: ml_collections.ConfigDict) -> None:
+  """Refuses what a run cannot begin with, though a dry run can."""
+  name, preset = config.environment.name, config.model.preset
+  if name not in envs.SUITES:
+    raise ConfigError(
+      f'environment.name ({name!r}) must be one of {", ".join(envs.SUITES)}'
+    )
+  if preset and not (config.cold_start.policy or config.run.resume):
+    raise ConfigError(
+      f'model.preset ({preset!r}) is a model with weights of its own: '
+      'cold_start.policy must name the directory that holds them'
+    )
+
+
+def _check_mesh(mesh: ml_collections.ConfigDict) -> None:
+  if [mesh.data, mesh.fsdp, mesh.tensor].count(0) > 1:
+    raise ConfigError(
+      f'of mesh.data ({mesh.data}), mesh.fsdp ({mesh.fsdp}) and mesh.tensor '
+      f'({mesh.tensor}) only one may be 0, which is what the others leave'
+    )
 
 
 def _check_hosts(hosts: ml_collections.ConfigDict) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import time
 from typing import Any
@@ -11,8 +12,8 @@ import ml_collections
 from spopp_jax import envs, tracker
 from spopp_jax.envs import base as envs_base
 from spopp_jax.envs import household
-from spopp_jax.learner import checkpoint, logprob_contract
-from spopp_jax.models import policy_files
+from spopp_jax.learner import checkpoint, footprint, logprob_contract
+from spopp_jax.models import lora, policy_files, presets
 from spopp_jax.runner import batcher as batcher_lib
 from spopp_jax.runner import (
   cold_start,
@@ -37,10 +38,13 @@ from spopp_jax.sampler import errors as sampler_errors
 from spopp_jax.sampler import retries
 from spopp_jax.tracker import offline_evidence
 
+_LOG = logging.getLogger(__name__)
+
 # What a user can mend; the texts say how. Anything else is a bug.
 EXPECTED_ERRORS = (
   config_lib.ConfigError,
   checkpoint.CheckpointError,
+  footprint.TooLarge,
   household.GameError,
   logprob_contract.LogprobContractError,
   policy_files.PolicyError,
@@ -154,6 +158,14 @@ def _finish(
   components.metrics.close()
   components.flow.batcher.drain()
   components.publish()
+  learner = components.learner
+  if learner.settings.adapters is not None:
+    lora.save(
+      components.directory / 'adapter',
+      learner.settings.adapters,
+      learner.trained(components.state),
+      base_model=str(components.directory / 'policy'),
+    )
   return _measure(
     components.config,
     components.flow.batcher,
@@ -177,6 +189,12 @@ def _prepare(
     return directory, policy_files.load(directory / 'policy')
   if config.cold_start.policy:
     policy = policy_files.load(config.cold_start.policy)
+    preset = config.model.preset
+    if preset and policy.config != presets.MODELS[preset]:
+      raise config_lib.ConfigError(
+        f'cold_start.policy ({config.cold_start.policy}) holds another model '
+        f'than model.preset ({preset}): {policy.config}'
+      )
     directory = run_directory.prepare(config)
   else:
     directory = run_directory.prepare(config)
@@ -242,6 +260,9 @@ def _assemble(
     config, policy.config, lead.announce if lead else None
   )
   objective = learner.objective
+  needs = training.footprint_of(config, learner)
+  _LOG.info('%s', needs)
+  footprint.check(needs)
   state = learner.init(policy.params)
   evidence = tracker.make_evidence(
     objective.baseline,

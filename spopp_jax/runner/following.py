@@ -34,6 +34,9 @@ def follow(config: ml_collections.ConfigDict, lead: hosts.Follower) -> int:
       continue
     if learner is None:
       raise hosts.HostLost(f'host 0 announced {kind!r} before it began')
+    if kind == 'compile':
+      learner.compile(types.PackedBatch(**arrays))
+      continue
     if kind == 'init':
       state = learner.init(arrays)
       continue
@@ -50,6 +53,10 @@ def follow(config: ml_collections.ConfigDict, lead: hosts.Follower) -> int:
         updates += 1
       case 'score':
         learner.score_packed(state.params, types.PackedBatch(**arrays))
+      case 'trained':
+        learner.trained(state)
+      case 'to_save':
+        learner.to_save(state)
       case _:
         raise hosts.HostLost(f'host 0 announced {kind!r}, which is unknown')
   return updates

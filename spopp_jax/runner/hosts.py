@@ -5,7 +5,8 @@ computation it tells the others which one it is and with what numbers, so all
 take the same steps, and none waits in a collective that another never enters.
 
   host n -- stopping --> host 0
-         <-- begin, init, place, update, score, end --
+         <-- begin, compile, init, place, update, score, end --
+         <-- trained, to_save: what no host holds whole --
 """
 
 import contextlib

@@ -1,34 +1,25 @@
-"""Builds both ends of the sampler service from one configuration."""
+"""Builds the runner's end of the sampler services from one configuration."""
 
 import functools
 import pathlib
-import sys
 
 import ml_collections
 
 from spopp_jax import types
 from spopp_jax.envs import base as envs
-from spopp_jax.models import (
-  chat_formats,
-  chat_template,
-  parameters,
-  policy_files,
-  word_tokenizer,
-)
-from spopp_jax.models import tokenizer as tokenizer_lib
+from spopp_jax.models import parameters, policy_files
 from spopp_jax.runner import (
   batcher,
   config_rules,
   pauses,
   preemption,
   sampler_list,
+  serving,
 )
-from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import base as sampler_base
 from spopp_jax.sampler import (
   client,
   credentials,
-  engine,
   failures,
   handshake,
   local,
@@ -37,13 +28,7 @@ from spopp_jax.sampler import (
   publication,
   retries,
   rollout,
-  service,
 )
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SCHEMA = _ROOT / 'configs' / 'common.py'
-# Requests that one service holds at a time, queued and running.
-MAX_PENDING = 4096
 
 
 def sampling_params(config: ml_collections.ConfigDict) -> types.SamplingParams:
@@ -90,91 +75,6 @@ def make_batcher(
   )
 
 
-def make_template(
-  config: ml_collections.ConfigDict, tokenizer: tokenizer_lib.Tokenizer
-) -> word_tokenizer.WordTokenizer | chat_template.ChatTemplate:
-  """Returns how the turns of an episode are written, and the ids that end one.
-
-  Args:
-    config: reads model.chat_format and model.system_prompt.
-    tokenizer: of the policy.
-
-  Raises:
-    ConfigError: the two do not fit.
-  """
-  name, system = config.model.chat_format, config.model.system_prompt
-  if isinstance(tokenizer, word_tokenizer.WordTokenizer):
-    if name != 'words':
-      raise config_rules.ConfigError(
-        f"model.chat_format ({name!r}) must be 'words': the policy's tokenizer "
-        'knows the words of games only'
-      )
-    return tokenizer
-  if not isinstance(tokenizer, tokenizer_lib.PretrainedTokenizer):
-    raise TypeError(f'{type(tokenizer).__name__} has no chat formats')
-  if name == 'words':
-    raise config_rules.ConfigError(
-      "model.chat_format ('words') does not fit the policy's tokenizer, which "
-      f'is a pretrained one; choose of {", ".join(chat_formats.FORMATS)}'
-    )
-  try:
-    return chat_template.ChatTemplate(
-      tokenizer, chat_formats.FORMATS[name], system=system
-    )
-  except ValueError as error:
-    raise config_rules.ConfigError(f'model.chat_format: {error}') from error
-
-
-def make_driver(
-  config: ml_collections.ConfigDict,
-  policy: policy_files.Policy,
-  tasks: envs.TaskSuite,
-) -> rollout.RolloutDriver:
-  """Returns engine and environments joined, with no parameters loaded."""
-  template = make_template(config, policy.tokenizer)
-  return rollout.RolloutDriver(
-    engine.DecodeEngine(
-      policy.config,
-      num_slots=config.sampler.slots,
-      max_context=config.sampler.context_length,
-      max_turn_tokens=config.sampler.max_turn_tokens,
-      stop_ids=template.stop_ids,
-    ),
-    tasks,
-    template,
-  )
-
-
-def serve(
-  config: ml_collections.ConfigDict,
-  policy: policy_files.Policy,
-  tasks: envs.TaskSuite,
-  address: str,
-  *,
-  own: credentials.Credentials = credentials.NONE,
-  allow_insecure: bool = False,
-) -> service.SamplerServer:
-  """Starts the service in this process.
-
-  Args:
-    config: reads the block sampler.
-    policy: sizes and tokenizer; its parameters are not loaded, the runner
-      publishes.
-    tasks: what can be asked for.
-    address: host:port (port 0 is any free one) or unix:path.
-    own: the service's credentials; those in the block sampler are the runner's.
-    allow_insecure: True lets other machines in without TLS.
-  """
-  return service.serve(
-    make_driver(config, policy, tasks),
-    model_fingerprint=parameters.fingerprint(policy.config),
-    address=address,
-    own=own,
-    allow_insecure=allow_insecure,
-    max_pending=MAX_PENDING,
-  )
-
-
 def connect(
   config: ml_collections.ConfigDict,
   policy: policy_files.Policy,
@@ -200,79 +100,72 @@ def connect(
     HandshakeRefused: no service that fits.
   """
   expected = handshake.Expectation(
-    tokenizer_fingerprint=make_template(config, policy.tokenizer).fingerprint,
+    tokenizer_fingerprint=serving.make_template(
+      config, policy.tokenizer
+    ).fingerprint,
     model_fingerprint=parameters.fingerprint(policy.config),
     tasks_fingerprint=rollout.tasks_fingerprint(tasks.task_ids),
     max_context_tokens=config.learner.row_length,
     vocab_size=policy.config.vocab_size,
   )
-  timeout_s = config.sampler.connect_timeout_s
-  transport = config.sampler.transport
-  own = config_rules.sampler_credentials(config.sampler)
-  allow_insecure = config.sampler.allow_insecure
-  kept = failures.Failures(directory / 'failures')
-
-  def make_connect(name: str) -> member.Connect:
-    if sampler_list.is_own(name):
-      return lambda deliver: local.LocalSampler(
-        serve_command(config, directory / 'policy'),
-        expected,
-        log_path=directory / sampler_list.log_name(name),
-        ready_deadline_s=timeout_s,
-        transport=transport,
-        deliver=deliver,
-        failures=kept,
-      )
-    return lambda deliver: client.SamplerClient(
-      name,
-      expected,
-      own=own,
-      allow_insecure=allow_insecure,
-      connect_deadline_s=timeout_s,
-      transport=transport,
-      deliver=deliver,
-      failures=kept,
-    )
-
   store = None
-  if transport != 'grpc':
+  if config.sampler.transport != 'grpc':
     store = publication.Store(directory / 'weights')
   names = sampler_list.SamplerList(
     directory,
     config.sampler.addresses,
     functools.partial(
-      credentials.check_address, credentials=own, allow_insecure=allow_insecure
+      credentials.check_address,
+      credentials=config_rules.sampler_credentials(config.sampler),
+      allow_insecure=config.sampler.allow_insecure,
     ),
   )
   samplers = pool.Pool(
     names,
-    make_connect,
+    functools.partial(
+      _connector,
+      config,
+      expected,
+      directory,
+      failures.Failures(directory / 'failures'),
+    ),
     budget=budget,
     request_timeout_s=config.sampler.rollout_timeout_s,
     recovery_timeout_s=config.sampler.recovery_timeout_s,
     store=store,
   )
-  samplers.start(timeout_s, (stop or preemption.StopRequest()).check)
+  samplers.start(
+    config.sampler.connect_timeout_s, (stop or preemption.StopRequest()).check
+  )
   return samplers
 
 
-def serve_command(
-  config: ml_collections.ConfigDict, policy_directory: pathlib.Path
-) -> list[str]:
-  """Returns the command line of a service of this very configuration.
-
-  All that differs from configs/common.py is said, also what a service does not
-  read: rules that join several settings hold for the whole alone.
-  """
-  defaults = config_lib.leaf_values(config_lib.load_config(str(_SCHEMA)))
-  return [
-    sys.executable,
-    str(_ROOT / 'experiments' / 'serve_sampler.py'),
-    f'--config={_SCHEMA}',
-    f'--policy={policy_directory}',
-    *(
-      f'--config.{name}={value}'
-      for name, value in config_lib.leaf_values(config).items()
-      if value != defaults[name]
-    ),
-  ]
+def _connector(
+  config: ml_collections.ConfigDict,
+  expected: handshake.Expectation,
+  directory: pathlib.Path,
+  kept: failures.Failures,
+  name: str,
+) -> member.Connect:
+  """Returns what connects to a service by its name in the list."""
+  timeout_s = config.sampler.connect_timeout_s
+  if sampler_list.is_own(name):
+    return lambda deliver: local.LocalSampler(
+      serving.serve_command(config, directory / 'policy'),
+      expected,
+      log_path=directory / sampler_list.log_name(name),
+      ready_deadline_s=timeout_s,
+      transport=config.sampler.transport,
+      deliver=deliver,
+      failures=kept,
+    )
+  return lambda deliver: client.SamplerClient(
+    name,
+    expected,
+    own=config_rules.sampler_credentials(config.sampler),
+    allow_insecure=config.sampler.allow_insecure,
+    connect_deadline_s=timeout_s,
+    transport=config.sampler.transport,
+    deliver=deliver,
+    failures=kept,
+  )

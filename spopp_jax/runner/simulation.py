@@ -137,6 +137,12 @@ class _Clock:
   def place(self, state: Any) -> Any:
     return state
 
+  def to_save(self, state: Any) -> Any:
+    return state
+
+  def policy(self, state: Any) -> Any:
+    return state.params
+
   def update(
     self, state: Any, packed: Any
   ) -> tuple[Any, dict[str, np.ndarray]]:

@@ -5,19 +5,21 @@ import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import jax
 import ml_collections
 import numpy as np
 
 from spopp_jax import objectives, types
 from spopp_jax.learner import (
   checkpoint,
+  footprint,
+  forward,
   logprob_contract,
   packing,
   update,
 )
 from spopp_jax.learner import state as learner_state
-from spopp_jax.models import dense
+from spopp_jax.models import dense, lora, parameters
+from spopp_jax.models import mesh as mesh_lib
 from spopp_jax.runner import config_rules, logprob_check
 from spopp_jax.runner import flow as flow_lib
 from spopp_jax.runner import metrics as metrics_lib
@@ -74,7 +76,7 @@ class Training:
   def publish(self) -> None:
     """Publishes the learner's parameters, unless they are published."""
     if self.flow.version != self.updates_done:
-      self.published = {k: np.asarray(v) for k, v in self.state.params.items()}
+      self.published = self.learner.policy(self.state)
       self.flow.publish(self.published, self.updates_done)
 
   def pack(self, batch: Sequence[Finished]) -> types.PackedBatch:
@@ -102,7 +104,7 @@ class Training:
       minibatches=c.minibatches,
       row_length=c.row_length,
       row_buckets=c.row_buckets,
-      row_multiple=c.microbatches * self.learner.devices,
+      row_multiple=c.microbatches * self.learner.row_parts,
       rng=np.random.default_rng((self.config.seed, self.step)),
     )
 
@@ -162,7 +164,11 @@ class Training:
     arrays, extra = self.flow.state()
     self.checkpoints.save(
       self.step,
-      arrays={'state': self.state, 'published': self.published, **arrays},
+      arrays={
+        'state': self.learner.to_save(self.state),
+        'published': self.published,
+        **arrays,
+      },
       extra={
         'updates_done': self.updates_done,
         'gaps': list(self.gap_alarm.earlier),
@@ -191,19 +197,83 @@ def make_learner(
     config: validated.
     decoder: sizes of the policy.
     announce: as of `update.Learner`.
+
+  Raises:
+    ConfigError: the mesh needs other devices than there are, or adapters go to
+      a layer that the policy does not have.
   """
+  try:
+    mesh = mesh_lib.DeviceMesh(
+      mesh_lib.Sizes(config.mesh.data, config.mesh.fsdp, config.mesh.tensor),
+      all_hosts=announce is not None,
+    )
+  except ValueError as error:
+    raise config_rules.ConfigError(str(error)) from error
+  adapters = _adapters(config, decoder)
   overrides = config_rules.given(config.objective)
   c = config.learner
   return update.Learner(
     decoder,
     objectives.make_objective(overrides.pop('name'), overrides),
     update.make_optimizer(**config.optimizer),
-    temperature=config.sampler.temperature,
+    settings=forward.Settings(
+      temperature=config.sampler.temperature,
+      chunk_tokens=c.chunk_tokens,
+      compute_dtype=c.compute_dtype,
+      remat=c.remat,
+      adapters=adapters,
+    ),
     minibatch_size=-(-config.dispatch.batch_size // c.minibatches),
     microbatches=c.microbatches,
-    chunk_tokens=c.chunk_tokens,
     row_length=c.row_length,
     row_buckets=c.row_buckets,
-    devices=c.devices or jax.local_device_count(),
+    mesh=mesh,
     announce=announce,
   )
+
+
+def footprint_of(
+  config: ml_collections.ConfigDict,
+  learner: update.Learner,
+  *,
+  compiler_options: dict[str, str | bool] | None = None,
+) -> footprint.Footprint:
+  """Measures a step of the most rows that its buckets foresee.
+
+  Args:
+    config: the learner's.
+    learner: need not have a state.
+    compiler_options: as of `footprint.measure`.
+  """
+  c = config.learner
+  multiple = c.microbatches * learner.row_parts
+  group_size = learner.objective.group_size
+  groups = config.dispatch.batch_size // group_size
+  limit = -(-groups // c.minibatches) * group_size
+  rows = -(-min(max(c.row_buckets), limit) // multiple) * multiple
+  top_k = config.sampler.top_k
+  batch = packing.padding(
+    (c.minibatches, rows, c.row_length),
+    config.dispatch.batch_size,
+    top_k if top_k <= packing.WIDEST_TOP_K else 0,
+  )
+  return footprint.measure(
+    learner,
+    batch,
+    available_bytes=round(config.mesh.memory_gib * 2**30) or None,
+    compiler_options=compiler_options,
+  )
+
+
+def _adapters(
+  config: ml_collections.ConfigDict, decoder: dense.DecoderConfig
+) -> lora.Config | None:
+  settings = dict(config.lora.items())
+  if not settings['rank']:
+    return None
+  adapters = lora.Config(**settings, seed=config.seed)
+  try:
+    lora.shapes(adapters, parameters.graph(decoder)[1])
+  except ValueError as error:
+    raise config_rules.ConfigError(f'lora.{error}') from error
+  return adapters

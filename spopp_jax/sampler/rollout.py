@@ -35,12 +35,9 @@ class Template(Protocol):
   def observation(self, observation: str, turn: np.ndarray) -> np.ndarray:
     """Returns [k] int32: what follows a turn, up to the mark of the next.
 
-    That is the end of the turn as far as it was not sampled, the observation
-    and the mark of a turn.
-
     Args:
       observation: what the turn led to.
-      turn: [n] int32; its sampled ids, which stay as they are.
+      turn: [n] int32; its sampled ids. An end they lack is written first.
     """
 
   def action_text(self, tokens: np.ndarray) -> str:

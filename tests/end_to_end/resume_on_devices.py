@@ -45,7 +45,7 @@ def main(directory, policy):
       copy,
       f'cold_start.policy={policy}',
       'run.resume=True',
-      f'learner.devices={devices}',
+      f'mesh.data={devices}',
     )
     before = restored(copy, policy, devices)
     result = tiny_world.run(config)

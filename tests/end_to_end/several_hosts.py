@@ -59,7 +59,7 @@ def main(directory, policy, *settings):
     hosts.exit_alone(hosts.failed_computation(error))
   except experiment.EXPECTED_ERRORS as error:
     sys.exit(str(error))
-  params = {k: np.asarray(v) for k, v in result.training.state.params.items()}
+  params = result.training.published
   np.savez(folder / f'{config.hosts.count}.npz', **params)
   print(result.training.updates_done)
 

@@ -86,8 +86,17 @@ def wait_for_step(directory, step, process):
 
 
 @pytest.mark.timeout(300)
-def test_two_hosts_learn_what_two_devices_of_one_learn(tmp_path, begin):
-  assert [end(host)[0] for host in begin(2)] == ['4', '4']
+@pytest.mark.parametrize(
+  'mesh',
+  [
+    (),
+    # No host holds all of the state that it publishes and saves.
+    pytest.param(('mesh.data=1', 'mesh.fsdp=2'), marks=pytest.mark.slow),
+    pytest.param(('mesh.data=1', 'mesh.tensor=2'), marks=pytest.mark.slow),
+  ],
+)
+def test_two_hosts_learn_what_two_devices_of_one_learn(tmp_path, begin, mesh):
+  assert [end(host)[0] for host in begin(2, *mesh)] == ['4', '4']
   (tmp_path / 'runs').rename(tmp_path / 'of-two-hosts')
   (alone,) = begin(1, devices=2)
   assert end(alone)[0] == '4'
@@ -97,6 +106,11 @@ def test_two_hosts_learn_what_two_devices_of_one_learn(tmp_path, begin):
     np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-5)
   # They did learn: the comparison is of something.
   assert max(np.abs(theirs[k] - start[k]).max() for k in start) > 1e-2
+  if mesh:  # and what they saved goes on, cut in the same way
+    (tmp_path / 'runs').rename(tmp_path / 'of-one-host')
+    (tmp_path / 'of-two-hosts').rename(tmp_path / 'runs')
+    again = begin(2, *mesh, 'run.steps=5', 'run.resume=True')
+    assert [end(host)[0] for host in again] == ['5', '1']
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 import serve_sampler
 import tiny_world
@@ -68,3 +70,12 @@ def test_insecure_service_is_asked_for_by_name(said, policy, tmp_path):
 def test_missing_games_are_named(said, policy, tmp_path):
   message = said(policy, f'--config.environment.path={tmp_path}/games')
   assert f'{tmp_path}/games' in message
+
+
+def test_engines_that_cannot_be_used_are_named(said, policy):
+  message = said(policy, '--engine=http://127.0.0.1:8000')
+  assert 'vllm or sglang' in message
+  with socket.create_server(('127.0.0.1', 0)) as listener:
+    port = listener.getsockname()[1]
+  message = said(policy, f'--engine=vllm:http://127.0.0.1:{port}')
+  assert f'http://127.0.0.1:{port} cannot be reached' in message

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from spopp_jax import objectives, types
-from spopp_jax.learner import update
+from spopp_jax.learner import forward, update
 
 TEMPERATURE = 0.7
 
@@ -58,8 +58,9 @@ def test_kept_ids_renormalise_actions_and_nothing_else(tiny, chunk_tokens):
     tiny.config,
     objectives.make_objective('spopp', {}),
     optax.sgd(1.0),
-    temperature=TEMPERATURE,
-    chunk_tokens=chunk_tokens,
+    settings=forward.Settings(
+      temperature=TEMPERATURE, chunk_tokens=chunk_tokens
+    ),
     minibatch_size=6,
     row_length=tiny.row_length,
     row_buckets=(4,),

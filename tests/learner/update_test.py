@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from spopp_jax import objectives
-from spopp_jax.learner import packing, update
+from spopp_jax.learner import forward, packing, update
 
 VALUES = (0.2, 0.6, 0.45, 0.8, 0.3, 0.5)
 OPTIMIZER = optax.sgd(1.0, momentum=0.9)
@@ -269,7 +269,7 @@ def test_scores_equal_a_forward_pass_an_episode(tiny, temperature):
     tiny.config,
     objectives.make_objective('spopp', {}),
     OPTIMIZER,
-    temperature=temperature,
+    settings=forward.Settings(temperature=temperature),
     minibatch_size=4,  # six episodes take two groups
     row_length=tiny.row_length,
     row_buckets=(3,),

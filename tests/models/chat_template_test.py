@@ -169,6 +169,17 @@ def test_llama_ends_with_either_of_two(loaded):
   assert cut == [eot, *ended]
 
 
+def test_a_format_ends_its_turns_whatever_the_files_say(tmp_path):
+  # As a base model has it: its text ends, its turns do not.
+  built = small_tokenizers.write(tmp_path, 'qwen', eos_token_id=364)
+  words = tokenizer.PretrainedTokenizer.load(tmp_path)
+  formats = chat_formats.FORMATS
+  assert ids_of(built, '<|endoftext|>', '<|im_end|>') == [364, 366]
+  chat = chat_template.ChatTemplate(words, formats['qwen3'])
+  assert chat.stop_ids == (364, 366)
+  assert chat_template.ChatTemplate(words, formats['plain']).stop_ids == (364,)
+
+
 def test_text_that_spells_a_special_token_ends_nothing(loaded):
   words, built = loaded['qwen']
   template = chat_template.ChatTemplate(
@@ -188,11 +199,11 @@ def test_text_that_spells_a_special_token_ends_nothing(loaded):
 def test_text_between_special_tokens_is_encoded_at_once(loaded):
   words, built = loaded['qwen']
   template = chat_template.ChatTemplate(words, chat_formats.FORMATS['qwen3'])
-  whole = (
-    '<|im_start|>user\n\nYou<|im_end|>\n<|im_start|>assistant\n'  # one \n\n
-  )
-  assert built.token_to_id('ĊĊ') in template.prompt('\nYou')
-  assert template.prompt('\nYou').tolist() == sampled(built, whole).tolist()
+  whole = '<|im_start|>user\n\n\nYou<|im_end|>\n<|im_start|>assistant\n'
+  prompt = template.prompt('\n\nYou')
+  # The header's line end and the text's first become one token.
+  assert built.token_to_id('ĊĊĊ') in prompt
+  assert prompt.tolist() == sampled(built, whole).tolist()
 
 
 def test_the_environment_is_told_the_answer(loaded):

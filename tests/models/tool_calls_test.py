@@ -1,6 +1,7 @@
 import json
 import pathlib
 
+import hypothesis
 import pytest
 
 from spopp_jax.models import tool_calls
@@ -153,6 +154,31 @@ def test_no_call_is_dropped_silently(family, text, problems):
     assert problem in call.problem
     assert bool(call.problem) == bool(problem)
     assert call.text in text
+
+
+PIECES = (
+  *('<tool_call>', '</tool_call>', '<function=python>', '</function>'),
+  *('<parameter=code>', '</parameter>', '\n', ' ', '1', '"', '{', '}', 'x'),
+  *(GOOD, '{"name": "python", "arguments": ', '<function=', '[', '\\u12'),
+)
+
+
+@pytest.mark.parametrize('family', FORMATS)
+@hypothesis.given(
+  hypothesis.strategies.lists(hypothesis.strategies.sampled_from(PIECES))
+)
+def test_whatever_is_written_every_character_is_somewhere(family, pieces):
+  text = ''.join(pieces)
+  answer = FORMATS[family].parse(text, TOOLS)
+  parts = [answer.text, *(call.text for call in answer.calls)]
+  assert sorted(''.join(''.join(parts).split())) == sorted(
+    ''.join(text.split())
+  )
+  assert bool(answer.calls) >= ('<tool_call>' in text)
+  assert '<tool_call>' not in answer.text
+  for call in answer.calls:
+    assert call.text in text
+    assert call.problem or call.name == 'python'
 
 
 SCHEMAS = {

@@ -1,6 +1,7 @@
 """Whole runs without a network: resumed, refused, and every setting read."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -11,7 +12,7 @@ import tiny_world
 
 from spopp_jax import envs
 from spopp_jax.learner import checkpoint
-from spopp_jax.models import policy_files
+from spopp_jax.models import lora, policy_files, tensor_files
 from spopp_jax.runner import (
   cold_start,
   experiment,
@@ -186,6 +187,50 @@ def test_sampler_is_closed_whatever_happens(load):
   with pytest.raises(experiment.EXPECTED_ERRORS, match='nothing finished'):
     tiny_world.run(load(), Broken)
   assert closed == [True]
+
+
+def test_a_step_that_does_not_fit_ends_the_run_before_it_trains(
+  load, monkeypatch
+):
+  known = {'SC_PAGE_SIZE': 1, 'SC_PHYS_PAGES': 1000}
+  real = os.sysconf
+  monkeypatch.setattr(os, 'sysconf', lambda name: known.get(name) or real(name))
+  with pytest.raises(experiment.EXPECTED_ERRORS) as caught:
+    tiny_world.run(load())
+  assert 'GiB a device, has 9.31e-07 GiB' in str(caught.value)
+  assert 'learner.remat=full' in str(caught.value)
+
+
+def test_a_mesh_that_the_devices_do_not_make_is_refused(load):
+  with pytest.raises(experiment.EXPECTED_ERRORS, match=r'mesh.fsdp \(3\)'):
+    tiny_world.run(load('mesh.fsdp=3'))
+
+
+def test_a_target_of_adapters_that_there_is_not_is_refused(load):
+  with pytest.raises(experiment.EXPECTED_ERRORS, match=r'lora.*in_proj_qkv'):
+    tiny_world.run(load('lora.rank=2', "lora.targets=('in_proj_qkv',)"))
+
+
+def test_adapters_are_published_merged_saved_and_resumed(load):
+  settings = ('lora.rank=2', "lora.targets=('q_proj', 'up_proj')")
+  tiny_world.run(load('run.steps=2', *settings))
+  config = load('run.resume=True', *settings)
+  result = tiny_world.run(config)
+  start, end = result.policy.params, result.training.published
+  changed = {k.split('.')[-2] for k in start if (end[k] != start[k]).any()}
+  assert changed == {'q_proj', 'up_proj'}
+  saved = tensor_files.decode(
+    (result.directory / 'adapter/adapter_model.safetensors').read_bytes()
+  )
+  adapters = {k.removeprefix('base_model.model.'): v for k, v in saved.items()}
+  merged = lora.merge(
+    result.training.learner.settings.adapters, start, adapters
+  )
+  for name, value in merged.items():
+    np.testing.assert_array_equal(end[name], value)
+  undisturbed = tiny_world.run(load('run.name=undisturbed', *settings))
+  for name, value in undisturbed.training.published.items():
+    np.testing.assert_array_equal(end[name], value)
 
 
 class Read:

@@ -12,7 +12,7 @@ from spopp_jax.learner import checkpoint as checkpoint_lib
 from spopp_jax.learner import state as learner_state
 from spopp_jax.learner import update
 from spopp_jax.models import parameters, policy_files
-from spopp_jax.runner import cold_start, experiment, sampling
+from spopp_jax.runner import cold_start, experiment, serving
 from spopp_jax.runner import config as config_lib
 from spopp_jax.sampler import in_process
 
@@ -98,7 +98,7 @@ def random_policy(config):
 def sampler(config, policy, tasks=None):
   """Returns a new sampler without a network."""
   return in_process.InProcessSampler(
-    sampling.make_driver(config, policy, tasks or LengthTasks(config))
+    serving.make_driver(config, policy, tasks or LengthTasks(config))
   )
 
 

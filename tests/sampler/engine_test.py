@@ -17,7 +17,7 @@ from engine_world import (
 )
 
 from spopp_jax import types
-from spopp_jax.learner import packing, update
+from spopp_jax.learner import forward, packing
 from spopp_jax.models import parameters
 from spopp_jax.sampler import engine as engine_lib
 
@@ -57,10 +57,9 @@ def learner_logprobs(trajectories, temperature, params=None):
   rows = jax.tree.map(lambda x: x[0] if x.ndim >= 3 else x, batch)
   score = jax.jit(
     functools.partial(
-      update.packed_logprobs,
-      graphdef=parameters.graph(CONFIG)[0],
-      temperature=temperature,
-      chunk_tokens=64,
+      forward.packed_logprobs,
+      parameters.graph(CONFIG)[0],
+      forward.Settings(temperature=temperature, chunk_tokens=64),
     )
   )
   got = np.asarray(score(params or make_parameters(), rows))

@@ -52,7 +52,9 @@ def log_softmax(logits):
   return shifted - np.log(np.exp(shifted).sum())
 
 
-def log_distribution(params, last, *, temperature, top_k=0, top_p=1.0):
+def log_distribution(
+  params, last, *, temperature, top_k=0, top_p=1.0, min_p=0.0
+):
   """Returns [V] log-probs after the token `last`; -inf for what is cut off."""
   embedding = params[EMBEDDING].astype(np.float64)
   logits = 2 * embedding @ embedding[last] / temperature
@@ -62,6 +64,8 @@ def log_distribution(params, last, *, temperature, top_k=0, top_p=1.0):
   reached = np.cumsum(np.exp(log_softmax(logits))[order])
   if top_p < 1:
     logits[order[1:][reached[:-1] >= top_p]] = -np.inf
+  if min_p > 0:
+    logits[logits < logits.max() + np.log(min_p)] = -np.inf
   return log_softmax(logits)
 
 
@@ -181,7 +185,9 @@ class Fake:
     json.loads((path.parent / 'config.json').read_text())
     self.params = safetensors.numpy.load_file(path)
 
-  def _sample(self, tokens, *, temperature, top_k, top_p, seed, most, stops):
+  def _sample(
+    self, tokens, *, temperature, top_k, top_p, min_p, seed, most, stops
+  ):
     """Returns ids, and of each both log-distributions it came from."""
     deadline = time.monotonic() + WAIT_S
     while self.paused:
@@ -196,7 +202,12 @@ class Fake:
       )
       after.append(
         log_distribution(
-          self.params, last, temperature=temperature, top_k=top_k, top_p=top_p
+          self.params,
+          last,
+          temperature=temperature,
+          top_k=top_k,
+          top_p=top_p,
+          min_p=min_p,
         )
       )
       sampled.append(int(rng.choice(len(after[-1]), p=np.exp(after[-1]))))
@@ -256,6 +267,7 @@ class FakeVllm(Fake):
       temperature=wanted['temperature'],
       top_k=wanted['top_k'],
       top_p=wanted['top_p'],
+      min_p=wanted.get('min_p', 0.0),
       seed=wanted['seed'],
       most=wanted['max_tokens'],
       stops=wanted['stop_token_ids'],
@@ -357,6 +369,7 @@ class FakeSglang(Fake):
       temperature=wanted['temperature'],
       top_k=wanted['top_k'],
       top_p=wanted['top_p'],
+      min_p=wanted['min_p'],
       seed=wanted['sampling_seed'],
       most=wanted['max_new_tokens'],
       stops=wanted['stop_token_ids'],

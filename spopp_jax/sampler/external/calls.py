@@ -85,6 +85,7 @@ class Call:
     self._lock = threading.Lock()
     self._socket: socket.socket | None = None
     self._reason = ''
+    self._late = f'there was no answer within {deadline_s:g} s'
 
   def cancel(self, reason: str = 'it was cancelled') -> None:
     """Has `run` end soon, with EngineRefused that gives the reason."""
@@ -102,11 +103,7 @@ class Call:
       EngineRefused: it refused, broke off or was too late, or the call was
         cancelled.
     """
-    timer = threading.Timer(
-      self._deadline_s,
-      self.cancel,
-      [f'there was no answer within {self._deadline_s:g} s'],
-    )
+    timer = threading.Timer(self._deadline_s, self.cancel, [self._late])
     timer.daemon = True
     timer.start()
     connection = self._address.connection(self._deadline_s)
@@ -137,6 +134,8 @@ class Call:
       connection.request(self._method, self._path, self._body, headers)
       response = connection.getresponse()
       data = response.read()
+    except TimeoutError as error:
+      raise self._refused(self._reason or self._late) from error
     except (OSError, http.client.HTTPException) as error:
       raise self._refused(
         self._reason or f'the answer broke off ({error!r})'

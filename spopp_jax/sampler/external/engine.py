@@ -90,14 +90,15 @@ class ExternalEngine:
       max_context: tokens an episode can hold.
       max_turn_tokens: sampled tokens a turn at most, for any request.
       stop_ids: tokens that end a turn.
-      directory: weights are handed over in it; exists, and server and engine
-        see it under this name.
+      directory: weights are handed over in it; of this engine alone, and the
+        server sees it under this name.
       turn_deadline_s: of a turn; one that takes longer fails.
       update_deadline_s: of taking new weights.
 
     Raises:
       EngineError: the server cannot be reached or is not fit for this.
-      ValueError: it holds fewer tokens than `max_context`.
+      ValueError: it holds fewer tokens than `max_context`, or the directory
+        cannot be used.
     """
     self.num_slots = num_slots
     self.max_context = max_context
@@ -115,25 +116,9 @@ class ExternalEngine:
     self._arrivals: queue.SimpleQueue[
       tuple[_Pending, servers.Answer | errors.EngineError]
     ] = queue.SimpleQueue()
-    facts = server.facts()
-    if facts.max_context is not None and max_context > facts.max_context:
-      raise ValueError(
-        f'a context of {max_context} tokens exceeds the {facts.max_context} of '
-        'the server'
-      )
-    measured = semantics.measure(server, vocab_size=config.vocab_size)
-    if facts.declared_kind not in (None, measured.kind):
-      raise errors.EngineRefused(
-        f'the server says that its log-probs are {facts.declared_kind.name}; '
-        f'measured: {measured.kind.name}'
-      )
-    if not facts.keeps_seeds:
-      _logger.warning(
-        'the server does not keep seeds: requests are not repeatable'
-      )
-    self.logprob_kind = measured.kind
-    self._after_temperature = measured.after_temperature
-    _logger.info('log-probs of the server: %s', measured)
+    found = self._examine()
+    self.logprob_kind = found.kind
+    self._after_temperature = found.after_temperature
 
   def load(
     self, params: Mapping[str, np.ndarray], *, version: int, checksum: str
@@ -155,7 +140,7 @@ class ExternalEngine:
     for slot in interrupted:
       self._cancel(self._slots[slot])
     try:
-      self._handover(params, f'{version}-{checksum}')
+      self._handover(params, handover.label_of(version, checksum))
       self.policy_version = version
       self.weights_checksum = checksum
     finally:
@@ -231,6 +216,29 @@ class ExternalEngine:
       if state is not None and state.pending is pending:
         state.pending = None
         turns.append(self._turn(pending, state, outcome))
+
+  def _examine(self) -> semantics.Semantics:
+    """Refuses a server that cannot serve, and measures its log-probs."""
+    facts = self._server.facts()
+    if facts.max_context is not None and self.max_context > facts.max_context:
+      raise ValueError(
+        f'a context of {self.max_context} tokens exceeds the '
+        f'{facts.max_context} of the server'
+      )
+    # An engine that died in an update has left it paused.
+    self._server.resume()
+    found = semantics.measure(self._server, vocab_size=self._config.vocab_size)
+    if facts.declared_kind not in (None, found.kind):
+      raise errors.EngineRefused(
+        f'the server says that its log-probs are {facts.declared_kind.name}; '
+        f'measured: {found.kind.name}'
+      )
+    if not facts.keeps_seeds:
+      _logger.warning(
+        'the server does not keep seeds: requests are not repeatable'
+      )
+    _logger.info('log-probs of the server: %s', found)
+    return found
 
   def _begin(self, slot: int) -> None:
     """Has the next turn of an episode generated."""

@@ -6,6 +6,7 @@ it. What cannot be undone and is not known ends the engine.
 
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 
@@ -14,6 +15,13 @@ import numpy as np
 from spopp_jax.models import config_files, dense, tensor_files
 from spopp_jax.sampler import errors
 from spopp_jax.sampler.external import servers
+
+_LABEL = re.compile('[0-9]+-[0-9a-f]{64}')
+
+
+def label_of(version: int, checksum: str) -> str:
+  """Returns the label of a snapshot, which is also a file name."""
+  return f'{version}-{checksum}'
 
 
 class Handover:
@@ -31,19 +39,31 @@ class Handover:
     *,
     deadline_s: float,
   ):
-    """Writes nothing yet.
+    """Makes the directory, or clears what an earlier engine left in it.
 
     Args:
       server: takes the weights.
       config: the decoder.
-      directory: exists; server and engine see it under this name.
+      directory: of this engine alone; the server sees it under this name.
       deadline_s: of taking weights.
+
+    Raises:
+      ValueError: there can be no such directory.
     """
     self.label = ''
     self._server = server
     self._config = config
     self._directory = directory.absolute()
     self._deadline_s = deadline_s
+    try:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      for path in self._directory.iterdir():
+        if _LABEL.fullmatch(path.name):
+          shutil.rmtree(path)
+    except OSError as error:
+      raise ValueError(
+        f'{self._directory} cannot hold weights: {error}'
+      ) from error
 
   def __call__(self, params: Mapping[str, np.ndarray], label: str) -> None:
     """Has the server take parameters under a label.

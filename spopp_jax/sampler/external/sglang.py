@@ -90,11 +90,14 @@ class Sglang:
         kept,
         servers.one_label(spans),
       )
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+    except (
+      *(AttributeError, IndexError, KeyError),
+      *(OverflowError, TypeError, ValueError),
+    ) as error:
       raise errors.EngineRefused(
-        f'the answer is not what SGLang 0.5 gives ({e!r}): '
+        f'the answer is not what SGLang 0.5 gives ({error!r}): '
         f'{errors.shown(answer)}'
-      ) from e
+      ) from error
 
   def leading_gap(self, tokens: Sequence[int], temperature: float) -> float:
     """Returns the gap between the two likeliest next tokens in nats."""
@@ -160,13 +163,13 @@ class Sglang:
         'temperature': sampling.temperature,
         'top_p': sampling.top_p,
         'top_k': sampling.top_k or -1,
+        'min_p': sampling.min_p,
         'sampling_seed': prompt.seed,
         'max_new_tokens': prompt.budget,
         'stop_token_ids': list(prompt.stop_ids),
         'no_stop_trim': True,
         'skip_special_tokens': False,
         # Or preferences of the server would apply.
-        'min_p': 0.0,
         'frequency_penalty': 0.0,
         'presence_penalty': 0.0,
         'repetition_penalty': 1.0,

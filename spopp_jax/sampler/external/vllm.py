@@ -87,7 +87,7 @@ class Vllm:
       return ''
     what = f'top_k ({sampling.top_k})'
     if not sampling.top_k:
-      what = f'top_p ({sampling.top_p}) without top_k'
+      what = f'top_p ({sampling.top_p}), min_p ({sampling.min_p}), no top_k'
     return (
       f'{what} may keep {needed} ids and the server tells at most '
       f'{self._max_logprobs}: start it with --max-logprobs {needed} or '
@@ -129,7 +129,7 @@ class Vllm:
         kept,
         servers.one_label(choice['weight_versions']),
       )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
       raise errors.EngineRefused(
         f'the answer is not what vLLM 0.32 gives ({error!r}): '
         f'{errors.shown(answer)}'
@@ -200,7 +200,7 @@ class Vllm:
   def _generation(
     self, prompt: servers.Prompt, num_logprobs: int, deadline_s: float
   ) -> calls.Call:
-    body = {
+    body: dict[str, Any] = {
       'token_ids': list(prompt.tokens),
       'cache_salt': prompt.label,
       'sampling_params': {
@@ -216,6 +216,8 @@ class Vllm:
         'detokenize': False,
       },
     }
+    if prompt.sampling.min_p:
+      body['sampling_params']['min_p'] = prompt.sampling.min_p
     return calls.Call(
       self._address,
       'POST',

@@ -12,6 +12,7 @@ from spopp_jax.sampler.external import engine as engine_lib
 
 SAMPLING = types.SamplingParams(temperature=0.7, max_turn_tokens=world.TURN)
 TOP_K = dataclasses.replace(SAMPLING, top_k=5)
+MIN_P = dataclasses.replace(SAMPLING, top_k=20, min_p=0.3)
 BOTH = dataclasses.replace(SAMPLING, top_k=20, top_p=0.6)
 PROMPT = np.array([10, 11, 12], np.int32)
 
@@ -51,7 +52,7 @@ def hook(fake, change):
   fake.hooks[fake.generate_path] = changed
 
 
-@pytest.mark.parametrize('sampling', [SAMPLING, TOP_K, BOTH])
+@pytest.mark.parametrize('sampling', [SAMPLING, TOP_K, MIN_P, BOTH])
 @pytest.mark.parametrize('seed', range(4))
 def test_log_probs_and_kept_sets_are_of_the_weights(decoder, sampling, seed):
   params = world.load(decoder)
@@ -66,6 +67,7 @@ def test_log_probs_and_kept_sets_are_of_the_weights(decoder, sampling, seed):
       temperature=sampling.temperature,
       top_k=sampling.top_k,
       top_p=sampling.top_p,
+      min_p=sampling.min_p,
     )
     np.testing.assert_allclose(turn.logprobs[index], expected[token], 1e-5)
     if sampling.truncated:
@@ -178,7 +180,7 @@ def test_a_closed_slot_gets_no_turn_of_its_predecessor(fake, decoder):
   ],
 )
 def test_a_failed_call_ends_its_turn_alone(fake, tmp_path, error, text):
-  decoder = world.connect(fake, tmp_path, turn_deadline_s=0.3)
+  decoder = world.connect(fake, tmp_path, turn_deadline_s=2.0)
   world.load(decoder)
 
   def fail(_):
@@ -351,6 +353,13 @@ def test_a_server_that_cannot_serve_the_run_is_refused(tmp_path):
         directory=tmp_path,
         turn_deadline_s=1.0,
       )
+
+
+def test_a_server_that_was_left_paused_goes_on(fake, tmp_path):
+  fake.paused = True
+  decoder = world.connect(fake, tmp_path)
+  world.load(decoder)
+  assert one_turn(decoder).problem == ''
 
 
 @pytest.mark.parametrize('address', ['', 'vllm', 'trt:http://host:1', 'http'])

@@ -161,7 +161,7 @@ def test_what_is_not_known_ends_the_engine(fake, decoder, resume):
 
 
 def test_a_late_update_is_taken_back(fake, tmp_path):
-  decoder = world.connect(fake, tmp_path, update_deadline_s=0.3)
+  decoder = world.connect(fake, tmp_path, update_deadline_s=2.0)
   world.load(decoder, 0)
 
   def stall(_):
@@ -185,7 +185,19 @@ def test_what_does_not_fit_is_refused_before_the_server_is_asked(fake, decoder):
 
 
 def test_a_full_disk_is_a_refusal(fake, tmp_path):
-  decoder = world.connect(fake, tmp_path / 'weights')
-  (tmp_path / 'weights').write_text('not a directory')
+  directory = tmp_path / 'weights'
+  decoder = world.connect(fake, directory)
+  directory.rmdir()
+  directory.write_text('not a directory')
   with pytest.raises(ValueError, match='cannot be written'):
     world.load(decoder, 0)
+  with pytest.raises(ValueError, match='cannot hold weights'):
+    world.connect(fake, directory)
+
+
+def test_what_an_earlier_engine_left_goes_and_nothing_else(fake, tmp_path):
+  world.load(world.connect(fake, tmp_path), 5)
+  (tmp_path / 'notes').mkdir()
+  assert len(list(tmp_path.iterdir())) == 2
+  world.connect(fake, tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ['notes']

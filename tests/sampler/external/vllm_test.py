@@ -72,6 +72,18 @@ def test_turns_that_were_aborted_are_refused(server):
     server.read(answer, prompt())
 
 
+@pytest.mark.parametrize('token', [1e400, 2**40, 'x', None, [1]])
+def test_kept_ids_that_are_none_are_refused(server, fake, token):
+  facts = json.loads(json.dumps(RECORDED['server_info']['answered']))
+  facts['vllm_config']['model_config']['return_sampling_mask'] = True
+  fake.hooks['/server_info'] = lambda _: facts
+  server.facts()
+  answer = json.loads(json.dumps(RECORDED['top_k']['answered']))
+  answer['choices'][0]['sampling_mask'] = [[token], [68]]
+  with pytest.raises(errors.EngineRefused, match='the answer is not what'):
+    server.read(answer, prompt(top_k=2, budget=2))
+
+
 def test_turns_of_two_versions_are_refused(server):
   answer = json.loads(json.dumps(RECORDED['plain']['answered']))
   answer['choices'][0]['weight_versions'] = [
