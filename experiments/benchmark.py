@@ -2,6 +2,8 @@
 
   python experiments/benchmark.py kernels
   python experiments/benchmark.py control_plane
+  python experiments/benchmark.py sampler
+  python experiments/benchmark.py learner
 
 `python experiments/benchmark.py --help` lists what can be measured.
 """
@@ -11,13 +13,18 @@ import sys
 
 import benchmark_control_plane
 import benchmark_kernels
+import benchmark_learner
 import benchmark_report
+import benchmark_sampler
+import benchmark_worker
 
 # Sub-command -> module with a docstring, add_arguments(parser) and
 # run(arguments) -> report.
 COMMANDS = {
   'kernels': benchmark_kernels,
   'control_plane': benchmark_control_plane,
+  'sampler': benchmark_sampler,
+  'learner': benchmark_learner,
 }
 
 
@@ -26,7 +33,10 @@ def main(argv: list[str]) -> None:
   arguments = _parser().parse_args(argv[1:])
   try:
     print(COMMANDS[arguments.command].run(arguments))
-  except benchmark_report.Disagreement as error:
+  except (
+    benchmark_report.Disagreement,
+    benchmark_worker.WorkerError,
+  ) as error:
     sys.exit(f'benchmark.py: error: {error}')
 
 

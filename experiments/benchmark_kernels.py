@@ -12,8 +12,8 @@ import types as python_types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import benchmark_learner
 import benchmark_numpy
+import benchmark_objective_share
 import benchmark_report as report
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> str:
     'metrics, diagnostics) and a learner step, at the sizes of '
     'configs/quickstart.py:',
     report.table(
-      benchmark_learner.HEADER, benchmark_learner.shares(scale, repeats)
+      benchmark_objective_share.HEADER,
+      benchmark_objective_share.shares(scale, repeats),
     ),
   ]
   return '\n\n'.join(parts)

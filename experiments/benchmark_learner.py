@@ -1,202 +1,277 @@
-"""The share that an objective's kernels have in a step of the learner."""
+"""Forward and backward of a learner step beside padded torch and tunix.
 
-import dataclasses
-import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+All take the same policy-gradient loss of the same episodes of household games:
 
+  -sum over trained tokens of advantage x log-probability / their number
+
+Ours packs episodes into rows and makes logits for trained tokens alone; torch
+and tunix pad prompts on the left and what follows on the right and make logits
+for all that follows, torch as TRL's GRPO trainer does, tunix as its own. (What
+tunix packs relies on a kernel that the CPU has not.) Times are printed only if
+loss and gradient agree.
+"""
+
+import argparse
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import benchmark_libraries
+import benchmark_objective_share
+import benchmark_policies as policies
 import benchmark_report as report
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
-from spopp_jax import envs, objectives, types
-from spopp_jax.learner import forward, packing, update
-from spopp_jax.models import dense, parameters
-from spopp_jax.objectives import base
-from spopp_jax.runner import cold_start, config
+from spopp_jax import types
+from spopp_jax.learner import forward, packing
+from spopp_jax.models import dense, mesh, parameters
+from spopp_jax.runner import config
 
+# Useful tokens a second beside those of ours; what should be and the goal.
+TARGETS: Mapping[str, float] = {
+  benchmark_libraries.HUGGING_FACE: 1.0,
+  benchmark_libraries.TUNIX: 1.0,
+}
 HEADER = (
-  'objective',
-  'sizes',
-  'objective ms',
-  'learner step ms',
-  'share',
-  'target',
+  *('sizes', 'useful tokens', 'library', 'tokens with padding', 'ms'),
+  *('useful tokens/s', 'ours / library', 'per padded token', 'target'),
 )
-# The quickstart's own, one that bisects and one that sorts.
-METHODS = ('spopp', 'tetpo', 'm2po')
-TARGET = 0.01
-CONFIG = str(pathlib.Path(__file__).parents[1] / 'configs' / 'quickstart.py')
-
-# What an objective reads of a batch's [M, B, S] arrays.
-_PER_TOKEN = ('trajectory_ids', 'action_mask', 'behaviour_logprobs')
 
 
-def shares(scale: float, repeats: int) -> list[list[str]]:
-  """Returns a table row for each method.
+class Episodes(NamedTuple):
+  """Which games are played, and how they are packed.
 
-  The objective's part runs alone, on the batch of the step it is part of.
-
-  Args:
-    scale: factor on the trajectories of a step.
-    repeats: rounds in which both run once.
+  Attributes:
+    words: what they are.
+    overrides: of the quickstart's settings.
+    number: episodes at scale 1.
+    row_length: S, tokens of a packed row.
   """
-  settings = config.load_config(CONFIG)
-  model, trajectories = episodes(settings, scale)
-  params = parameters.initial(model, settings.seed)
+
+  words: str
+  overrides: Sequence[str]
+  number: int
+  row_length: int
+
+
+# Size of the policy -> the games that it learns from.
+GAMES = {
+  'tiny': Episodes('small rooms', (), 96, 192),
+  'small': Episodes(
+    'large rooms',
+    ('environment.size=large', 'environment.step_limit=30'),
+    32,
+    512,
+  ),
+}
+
+
+class Padded(NamedTuple):
+  """Episodes as other libraries take them.
+
+  Attributes:
+    prompts: [N, P] int64; what comes before the first action, padded on the
+      left.
+    completions: [N, C] int64; the rest, padded on the right.
+    weights: [N, C] float32; advantage / number of trained tokens at these.
+  """
+
+  prompts: np.ndarray
+  completions: np.ndarray
+  weights: np.ndarray
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the options of this sub-command."""
+  benchmark_libraries.add_arguments(parser, repeats=9, scaled='episodes')
+
+
+def run(arguments: argparse.Namespace) -> str:
+  """Returns the report of this sub-command.
+
+  Raises:
+    Disagreement: a library has another loss or gradient than ours.
+    WorkerError: tunix's process ended.
+  """
+  rows, machine = [], ''
+  for name, sizes in policies.SIZES.items():
+    with benchmark_libraries.loaded(name, sizes, arguments.tunix) as libraries:
+      rows += _compared(libraries, arguments)
+      machine = libraries.describe(arguments.repeats)
+  return '\n\n'.join([machine, report.table(HEADER, rows)])
+
+
+def trajectories(games: Episodes, scale: float) -> list[types.Trajectory]:
+  """Returns episodes of the expert, with rewards of a coin."""
+  settings = config.load_config(
+    benchmark_objective_share.CONFIG, list(games.overrides)
+  )
+  _, played = benchmark_objective_share.episodes(
+    settings, games.number * scale / settings.dispatch.batch_size
+  )
+  return played[: max(2, round(games.number * scale))]
+
+
+def advantages(played: Sequence[types.Trajectory]) -> np.ndarray:
+  """Returns [N] float32: rewards less their mean."""
+  rewards = np.array([t.reward for t in played], np.float32)
+  return rewards - rewards.mean()
+
+
+def packed(
+  played: Sequence[types.Trajectory], row_length: int
+) -> types.PackedBatch:
+  """Returns one minibatch [B, S] with as few rows as first-fit needs."""
+  batch = packing.pack(
+    played,
+    [0.0] * len(played),
+    num_slots=len(played),
+    minibatches=1,
+    row_length=row_length,
+    row_buckets=range(1, len(played) + 1),
+  )
+  first = {name: getattr(batch, name)[0] for name in mesh.PER_TOKEN}
+  return batch._replace(**first)
+
+
+def padded(played: Sequence[types.Trajectory], unused_id: int) -> Padded:
+  """Pads episodes to the longest prompt and the longest rest."""
+  starts = [int(np.argmax(t.action_mask)) for t in played]
+  prompt_width = max(starts)
+  width = max(len(t.tokens) - s for t, s in zip(played, starts, strict=True))
+  prompts = np.full((len(played), prompt_width), unused_id)
+  completions = np.full((len(played), width), unused_id)
+  weights = np.zeros(completions.shape, np.float32)
+  trained = sum(t.action_mask.sum() for t in played)
+  for i, (t, start) in enumerate(zip(played, starts, strict=True)):
+    rest = len(t.tokens) - start
+    prompts[i, prompt_width - start :] = t.tokens[:start]
+    completions[i, :rest] = t.tokens[start:]
+    weights[i, :rest] = t.action_mask[start:] / trained
+  return Padded(prompts, completions, weights * advantages(played)[:, None])
+
+
+def packed_step(
+  sizes: dense.DecoderConfig,
+  params: Mapping[str, np.ndarray],
+  batch: types.PackedBatch,
+  advantages: np.ndarray,
+) -> Callable[[], Any]:
+  """Returns the work of ours: loss, embedding's gradient, gradient's norm."""
+  graphdef, _ = parameters.graph(sizes)
+  logprobs = functools.partial(
+    forward.packed_logprobs, graphdef, forward.Settings()
+  )
+
+  def loss(params, batch, advantages):
+    mask = batch.action_mask
+    # Padding belongs to the trajectory after the last.
+    each = jnp.append(advantages, 0)[batch.trajectory_ids]
+    total = jnp.where(mask, each * logprobs(params, batch), 0).sum()
+    return -total / mask.sum()
+
+  def step(params, batch, advantages):
+    value, gradient = jax.value_and_grad(loss)(params, batch, advantages)
+    squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradient)]
+    embedding = gradient['model.embed_tokens.weight']
+    # The whole gradient, so that all of it is computed.
+    return value, embedding, jnp.sqrt(sum(squares)), gradient
+
+  held = jax.tree.map(jnp.asarray, (dict(params), batch, advantages))
+  return report.ready(jax.jit(step), *held)
+
+
+def versions(
+  libraries: benchmark_libraries.Libraries,
+  played: Sequence[types.Trajectory],
+  row_length: int,
+) -> dict[str, benchmark_libraries.Version]:
+  """Returns the versions of the step; ours first."""
+  unused_id = policies.unused_id(libraries.config)
+  step = packed_step(
+    libraries.config,
+    libraries.params,
+    packed(played, row_length),
+    advantages(played),
+  )
+  found = {report.OURS: benchmark_libraries.returning(step)}
+  wide = padded(played, unused_id)
+  if libraries.model is not None:
+    module = libraries.transformers
+    theirs = module.PaddedStep(libraries.model, *wide, unused_id)
+    found[benchmark_libraries.HUGGING_FACE] = benchmark_libraries.returning(
+      module.OnFastestThreads(theirs)
+    )
+  if libraries.tunix is not None:
+    ask = libraries.tunix.ask
+    ask('hold_episodes', *(x.tolist() for x in wide))
+    found[benchmark_libraries.TUNIX] = benchmark_libraries.Version(
+      functools.partial(ask, 'learn'), libraries.tunix.result
+    )
+  return found
+
+
+def _compared(libraries, arguments):
+  """Returns a table row a library."""
+  games = GAMES[libraries.name]
+  played = trajectories(games, arguments.scale)
+  lengths = np.array([len(t.tokens) for t in played])
+  sizes = (
+    f'{libraries.words()}, {len(played)} episodes of {games.words}: '
+    f'{lengths.min()} to {lengths.max()} tokens, mean {lengths.mean():.0f}'
+  )
+  report.say(sizes)
+  compared = versions(libraries, played, games.row_length)
+  check(sizes, compared)
+  works = {name: version.work for name, version in compared.items()}
+  timings = report.timed(works, arguments.repeats, {})
+  wide = padded(played, 0)
+  outer = dict.fromkeys(compared, wide.prompts.size + wide.completions.size) | {
+    report.OURS: packed(played, games.row_length).tokens.size
+  }
   rows = []
-  for name in METHODS:
-    objective = objectives.make_objective(name, {})
-    batch = _pack(settings, trajectories, objective.group_size)
-    sizes = f'{len(trajectories)} trajectories, {list(batch.tokens.shape)}'
-    report.say(f'{name} in a learner step, {sizes}')
-    step = _step(_learner(settings, model, objective), params, batch)
-    current = batch.behaviour_logprobs + 0.1 * batch.action_mask
-    alone = report.ready(jax.jit(objective_step(objective)), batch, current)
-    step(), alone()
-    timings = report.timed({'step': step, 'alone': alone}, repeats, {})
-    share = timings['alone'].ratio
+  for name, timing in timings.items():
+    useful = lengths.sum() / timing.milliseconds * 1e3
+    per_padded = timing.ratio * outer[report.OURS] / outer[name]
+    target = TARGETS.get(name)
+    verdict = ''
+    if target is not None:
+      verdict = f'>= {target:g}: {report.passed(timing.ratio >= target)}'
     rows.append(
       [
+        sizes,
+        f'{lengths.sum():,}',
         name,
-        f'{sizes} tokens',
-        f'{timings["alone"].milliseconds:.2f}',
-        f'{timings["step"].milliseconds:.1f}',
-        f'{share:.2%}',
-        f'< {TARGET:.0%}: {report.passed(share < TARGET)}',
+        f'{outer[name]:,}',
+        f'{timing.milliseconds:.1f}',
+        f'{useful:,.0f}',
+        f'{timing.ratio:.2f}',
+        f'{per_padded:.2f}',
+        verdict,
       ]
     )
   return rows
 
 
-def episodes(
-  settings: ml_collections.ConfigDict, scale: float
-) -> tuple[dense.DecoderConfig, list[types.Trajectory]]:
-  """Returns the model's sizes and a batch of games of the usual lengths.
+def check(
+  what: str, compared: Mapping[str, benchmark_libraries.Version]
+) -> None:
+  """Runs all versions once.
 
-  Args:
-    settings: of the run.
-    scale: factor on its batch size; whole groups of eight in every minibatch.
+  Raises:
+    Disagreement: a loss or gradient differs from ours.
   """
-  unit = 8 * settings.learner.minibatches
-  number = unit * max(1, round(settings.dispatch.batch_size * scale / unit))
-  settings = settings.copy_and_resolve_references()
-  settings.cold_start.num_games = number
-  settings.cold_start.max_turns = settings.environment.step_limit
-  tasks = envs.load_tasks(settings.environment)
-  games = cold_start.demonstrations(settings, tasks)
-  tokenizer = cold_start.build_tokenizer(
-    games, [tasks.make(task).reset() for task in tasks.task_ids]
-  )
-  rng = np.random.default_rng(settings.seed)
-  trajectories = [
-    _sampled(cold_start.as_trajectory(game, tokenizer), rng) for game in games
-  ]
-  model = cold_start.decoder_config(settings.model, tokenizer.vocab_size)
-  return model, trajectories
-
-
-def objective_step(objective: base.Objective) -> Callable[..., Any]:
-  """Returns (batch [M, B, S], current) -> all that a step has of it.
-
-  It calls the objective as `learner/update.py` does, whose log-probs are
-  given instead of computed: the same calls on the same shapes.
-  """
-
-  def part(batch, current):
-    advantages = objective.advantages(_whole(batch))
-
-    def of_minibatch(_, inputs):
-      rows, current = inputs
-      minibatch = batch._replace(**rows)
-      weights, metrics = objective.weights(minibatch, current, advantages)
-
-      def numerator(current):
-        total, *rest = objective.loss(current, minibatch, advantages, weights)
-        return total, rest
-
-      loss = jax.value_and_grad(numerator, has_aux=True)(current)
-      return None, (weights, metrics, loss)
-
-    rows = {name: getattr(batch, name) for name in _PER_TOKEN}
-    _, (weights, *rest) = jax.lax.scan(of_minibatch, None, (rows, current))
-    weights = base.Weights(
-      importance=_merged(weights.importance),
-      denominator_logprobs=_merged(weights.denominator_logprobs),
-      counted=_merged(weights.counted),
-      tokens=weights.tokens.sum(),
-    )
-    return rest, objective.diagnostics(
-      _whole(batch), advantages, _merged(current), weights
-    )
-
-  return part
-
-
-def _sampled(trajectory, rng):
-  """A demonstration with an outcome and log-probs, as if it were sampled."""
-  mask = trajectory.action_mask
-  return dataclasses.replace(
-    trajectory,
-    reward=float(rng.random() < 0.5),
-    behaviour_logprobs=np.where(mask, rng.normal(-2, 0.3, len(mask)), 0).astype(
-      np.float32
-    ),
-  )
-
-
-def _pack(
-  settings: ml_collections.ConfigDict,
-  trajectories: Sequence[types.Trajectory],
-  group_size: int,
-) -> types.PackedBatch:
-  number = len(trajectories)
-  batch = packing.pack(
-    trajectories,
-    [0.5] * number,
-    groups=[i // group_size for i in range(number)],
-    group_size=group_size,
-    num_slots=number,
-    minibatches=settings.learner.minibatches,
-    row_length=settings.learner.row_length,
-    row_buckets=settings.learner.row_buckets,
-  )
-  return jax.tree.map(jnp.asarray, batch)
-
-
-def _learner(settings, model, objective):
-  return update.Learner(
-    model,
-    objective,
-    update.make_optimizer(**settings.optimizer),
-    settings=forward.Settings(temperature=settings.sampler.temperature),
-    microbatches=settings.learner.microbatches,
-    minibatch_size=settings.dispatch.batch_size // settings.learner.minibatches,
-    row_length=settings.learner.row_length,
-    row_buckets=settings.learner.row_buckets,
-  )
-
-
-def _step(learner, params, batch):
-  """Takes one update after another; each donates the state before it."""
-  state = learner.init(params)
-
-  def step():
-    nonlocal state
-    state, metrics = learner.update(state, batch)
-    jax.block_until_ready((state, metrics))
-
-  return step
-
-
-def _whole(batch):
-  """The collected batch in one piece, [M B, S]."""
-  return batch._replace(
-    **{name: _merged(getattr(batch, name)) for name in _PER_TOKEN}
-  )
-
-
-def _merged(per_token):
-  return per_token.reshape(-1, per_token.shape[-1])
+  found = {}
+  for name, version in compared.items():
+    version.work()
+    found[name] = version.result()[:3]
+  ours = found.pop(report.OURS)
+  for name, theirs in found.items():
+    error = report.disagreement(ours, theirs)
+    if not error <= report.TOLERANCE:
+      raise report.Disagreement(
+        f'{what}: loss or gradient of {name} differs by {error:.1e}, allowed '
+        f'is {report.TOLERANCE:.0e}; no time is worth printing'
+      )

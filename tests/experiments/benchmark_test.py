@@ -2,8 +2,8 @@ import sys
 
 import benchmark
 import benchmark_kernels
-import benchmark_learner
 import benchmark_numpy
+import benchmark_objective_share
 import benchmark_report as report
 import jax
 import numpy as np
@@ -84,8 +84,8 @@ def test_the_report_has_a_row_for_all_work(
     'def get_config(arg=""):\n'
     f'  config = common.get_config(arg); {changes}; return config\n'
   )
-  monkeypatch.setattr(benchmark_learner, 'CONFIG', str(tiny))
-  monkeypatch.setattr(benchmark_learner, 'METHODS', ('spopp',))
+  monkeypatch.setattr(benchmark_objective_share, 'CONFIG', str(tiny))
+  monkeypatch.setattr(benchmark_objective_share, 'METHODS', ('spopp',))
   run('kernels', *TINY)
   output, progress = capsys.readouterr()
   *work, share = cells(output)
@@ -195,19 +195,19 @@ def test_a_row_says_whether_the_target_is_met(clock, seconds, verdict):
 
 def test_the_objectives_part_is_that_of_the_learner():
   settings = config.load_config(
-    benchmark_learner.CONFIG, [f'model.{size}' for size in TINY_MODEL]
+    benchmark_objective_share.CONFIG, [f'model.{size}' for size in TINY_MODEL]
   )
-  model, trajectories = benchmark_learner.episodes(settings, 0.01)
+  model, trajectories = benchmark_objective_share.episodes(settings, 0.01)
   params = parameters.initial(model, 0)
   objective = objectives.make_objective('tetpo', {})
-  learner = benchmark_learner._learner(settings, model, objective)
-  batch = benchmark_learner._pack(settings, trajectories, 8)
+  learner = benchmark_objective_share._learner(settings, model, objective)
+  batch = benchmark_objective_share._pack(settings, trajectories, 8)
   current = np.zeros(batch.tokens.shape, np.float32)
   logprobs = learner.score(params, trajectories)
   for i, values in enumerate(logprobs):
     current[np.asarray(batch.trajectory_ids) == i] = values
   current = np.where(batch.action_mask, current, 0)
-  _, diagnostics = jax.jit(benchmark_learner.objective_step(objective))(
+  _, diagnostics = jax.jit(benchmark_objective_share.objective_step(objective))(
     batch, current
   )
   _, metrics = learner.update(learner.init(params), batch)
