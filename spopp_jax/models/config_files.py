@@ -97,6 +97,8 @@ def from_fields(fields: Mapping[str, Any]) -> dense.DecoderConfig:
     'tie_word_embeddings': fields.get('tie_word_embeddings', False),
     'qk_norm': kind != 'llama',
   }
+  if 'max_position_embeddings' in fields:
+    sizes['max_position_embeddings'] = fields['max_position_embeddings']
   if kind == 'qwen3_5_text':
     return _delta_net(fields, sizes, rope)
   return dense.DecoderConfig(**sizes, rope_scaling=_scaling(rope))

@@ -40,6 +40,8 @@ class DecoderConfig:
     tie_word_embeddings: the output matrix is the embedding.
     qk_norm: queries and keys are normalized a head (Qwen3), or not (Llama).
     rope_scaling: of Llama 3; None is none.
+    max_position_embeddings: tokens it was made for; kept for who reads the
+      files, nothing here depends on it.
   """
 
   vocab_size: int
@@ -54,6 +56,7 @@ class DecoderConfig:
   tie_word_embeddings: bool = True
   qk_norm: bool = True
   rope_scaling: layers.RopeScaling | None = None
+  max_position_embeddings: int = 32_768
 
   # (1 + weight) norms, gated attention and heads that are rotated in part are
   # what other families have.

@@ -114,6 +114,7 @@ def _config(metadata: dict[str, Any], tensors: set[str]) -> dense.DecoderConfig:
     rms_norm_eps=float(get('attention.layer_norm_rms_epsilon')),
     tie_word_embeddings='output.weight' not in tensors,
     qk_norm=False,
+    max_position_embeddings=metadata.get('llama.context_length', 32_768),
   )
 
 

@@ -1,5 +1,7 @@
 """Sizes of published models, as their config.json files give them."""
 
+import dataclasses
+
 from spopp_jax.models import dense, layers, qwen3_5
 
 _LAYERS = 24
@@ -21,6 +23,7 @@ _QWEN3_5_0_8B = qwen3_5.Config(
   linear_num_value_heads=16,
   linear_key_head_dim=128,
   linear_value_head_dim=128,
+  max_position_embeddings=262_144,
 )
 # Name -> sizes; the names are those of the model cards.
 MODELS: dict[str, dense.DecoderConfig] = {
@@ -39,6 +42,7 @@ MODELS: dict[str, dense.DecoderConfig] = {
     rope_theta=1e6,
     rms_norm_eps=1e-6,
     tie_word_embeddings=True,
+    max_position_embeddings=40_960,
   ),
   'Llama-3.2-3B': dense.DecoderConfig(
     vocab_size=128_256,
@@ -58,5 +62,13 @@ MODELS: dict[str, dense.DecoderConfig] = {
       high_freq_factor=4.0,
       original_max_position_embeddings=8192,
     ),
+    max_position_embeddings=131_072,
   ),
 }
+
+
+def fits(config: dense.DecoderConfig, name: str) -> bool:
+  """Says whether sizes are those of a model, whatever length it is made for."""
+  wanted = MODELS[name]
+  length = wanted.max_position_embeddings
+  return wanted == dataclasses.replace(config, max_position_embeddings=length)

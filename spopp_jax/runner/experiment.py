@@ -190,7 +190,7 @@ def _prepare(
   if config.cold_start.policy:
     policy = policy_files.load(config.cold_start.policy)
     preset = config.model.preset
-    if preset and policy.config != presets.MODELS[preset]:
+    if preset and not presets.fits(policy.config, preset):
       raise config_lib.ConfigError(
         f'cold_start.policy ({config.cold_start.policy}) holds another model '
         f'than model.preset ({preset}): {policy.config}'
