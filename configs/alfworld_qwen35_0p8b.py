@@ -23,12 +23,12 @@ Expected: area under the curve .53 -> .72 from SPO to SPO++ (SPO++ Table 1); not
 
 from ml_collections import config_dict
 
-from configs import common, devices
+from configs import real_models
 from spopp_jax.envs import household
 
 
 def get_config(arg: str = '') -> config_dict.ConfigDict:
-  config = common.get_config()
+  config = real_models.get_config()
   config.run.update(
     name='alfworld_qwen35_0p8b', steps=50, checkpoint_every_steps=5
   )
@@ -36,26 +36,10 @@ def get_config(arg: str = '') -> config_dict.ConfigDict:
     task_types=household.TASK_TYPES, num_tasks=128, step_limit=50
   )
   config.model.update(preset='Qwen3.5-0.8B', chat_format='qwen3_5_nothink')
-  config.sampler.update(
-    compute_dtype='bfloat16',
-    slots=128,
-    context_length=8192,
-    max_turn_tokens=128,
-    rollout_timeout_s=3600.0,
-    recovery_timeout_s=600.0,
-  )
+  config.sampler.update(slots=128, max_turn_tokens=128)
   config.dispatch.update(batch_size=128, in_flight=128)
-  config.optimizer.update(
-    learning_rate=1e-6, b2=0.999, weight_decay=0.1, warmup_steps=0
-  )
-  config.learner.update(
-    minibatches=1,
-    compute_dtype='bfloat16',
-    remat='full',
-    row_length=8192,
-    row_buckets=(32, 64, 96, 128),
-  )
-  devices.lay_out(
+  config.learner.row_buckets = (32, 64, 96, 128)
+  real_models.lay_out(
     config, arg, {'gpu8': 4, 'tpu16': 8}, fsdp={'gpu8': 8, 'tpu16': 16}
   )
   return config

@@ -7,14 +7,14 @@ Expected: area under the curve .52 -> .68 from SPO to SPO++ (SPO++ Table 1); not
 
 from ml_collections import config_dict
 
-from configs import alfworld_qwen35_0p8b, devices
+from configs import alfworld_qwen35_0p8b, real_models
 
 
 def get_config(arg: str = '') -> config_dict.ConfigDict:
   config = alfworld_qwen35_0p8b.get_config(arg)
   config.run.name = 'alfworld_qwen35_2b'
   config.model.preset = 'Qwen3.5-2B'
-  devices.lay_out(
+  real_models.lay_out(
     config,
     arg,
     {'gpu8': 4, 'tpu16': 16},

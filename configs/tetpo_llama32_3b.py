@@ -7,14 +7,14 @@ Expected: not run here; M2PO reports an average of 25.3 on eight benchmarks for
 
 from ml_collections import config_dict
 
-from configs import devices, tetpo_qwen3_1p7b
+from configs import real_models, tetpo_qwen3_1p7b
 
 
 def get_config(arg: str = '') -> config_dict.ConfigDict:
   config = tetpo_qwen3_1p7b.get_config(arg)
   config.run.name = 'tetpo_llama32_3b'
   config.model.update(preset='Llama-3.2-3B', chat_format='llama3')
-  devices.lay_out(
+  real_models.lay_out(
     config,
     arg,
     {'gpu8': 16, 'tpu16': 64},

@@ -20,42 +20,23 @@ Expected: not run here; M2PO reports an average of 36.6 on eight benchmarks for
 
 from ml_collections import config_dict
 
-from configs import common, devices
+from configs import real_models
 
 
 def get_config(arg: str = '') -> config_dict.ConfigDict:
-  config = common.get_config()
+  config = real_models.get_config()
   config.run.update(
     name='tetpo_qwen3_1p7b', steps=400, checkpoint_every_steps=20
   )
   config.environment.update(name='math', num_tasks=17_000, step_limit=1)
   config.model.update(preset='Qwen3-1.7B', chat_format='plain')
-  config.sampler.update(
-    compute_dtype='bfloat16',
-    slots=256,
-    context_length=8192,
-    max_turn_tokens=7424,
-    rollout_timeout_s=3600.0,
-    recovery_timeout_s=600.0,
-  )
+  config.sampler.update(slots=256, max_turn_tokens=7424)
   config.dispatch.update(
     batch_size=512, in_flight=512, staleness='scheduled', max_lag=32
   )
   config.objective.name = 'tetpo'
-  config.optimizer.update(
-    learning_rate=1e-6, b2=0.999, weight_decay=0.1, warmup_steps=0
-  )
-  config.learner.update(
-    minibatches=1,
-    compute_dtype='bfloat16',
-    remat='full',
-    row_length=8192,
-    row_buckets=(128, 256, 384, 512),
-  )
-  devices.lay_out(
-    config,
-    arg,
-    {'gpu8': 16, 'tpu16': 32},
-    fsdp={'gpu8': 8, 'tpu16': 16},
+  config.learner.row_buckets = (128, 256, 384, 512)
+  real_models.lay_out(
+    config, arg, {'gpu8': 16, 'tpu16': 32}, fsdp={'gpu8': 8, 'tpu16': 16}
   )
   return config

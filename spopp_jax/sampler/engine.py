@@ -123,7 +123,10 @@ class DecodeEngine:
     self._cached = prefixes.CachedTokens(
       num_slots, max_context, can_cut=config.caches_can_be_cut
     )
-    graphdef, _ = parameters.graph(config)
+    self._make_programs(tuple(stop_ids))
+
+  def _make_programs(self, stop_ids: tuple[int, ...]) -> None:
+    graphdef, _ = parameters.graph(self._config)
     self._prefill = jax.jit(
       functools.partial(decoding.prefill, graphdef=graphdef),
       static_argnames=('attend_length',),
@@ -134,7 +137,7 @@ class DecodeEngine:
       functools.partial(
         decoding.decode,
         graphdef=graphdef,
-        stop_ids=tuple(stop_ids),
+        stop_ids=stop_ids,
         num_tokens=self._tokens_a_step,
       ),
       static_argnames=('attend_length', 'truncation_width'),

@@ -1,14 +1,38 @@
-"""The devices that published experiments are laid out for."""
+"""What the papers' experiments on real models share, and their devices.
+
+Source: clip, T 1, no truncation, lr 1e-6, weight decay .1 and one step a batch
+are SPO++'s (arXiv:2608.24870) Table 3; b2, dtypes and timeouts this project's.
+Command: none; alfworld_*.py, math_tir_*.py and tetpo_*.py start from it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import config_dict
 
+from configs import common
+
 # One host with eight GPUs of 80 GiB; a slice of 16 TPU v5e chips of 16 GiB on
 # four hosts, which takes hosts.count=4 and one command a host.
 GPU, TPU = 'gpu8', 'tpu16'
 _MEMORY_GIB = {GPU: 80.0, TPU: 16.0}
+
+
+def get_config(arg: str = '') -> config_dict.ConfigDict:
+  config = common.get_config(arg)
+  config.sampler.update(
+    compute_dtype='bfloat16',
+    context_length=8192,
+    rollout_timeout_s=3600.0,
+    recovery_timeout_s=600.0,
+  )
+  config.optimizer.update(
+    learning_rate=1e-6, b2=0.999, weight_decay=0.1, warmup_steps=0
+  )
+  config.learner.update(
+    minibatches=1, compute_dtype='bfloat16', remat='full', row_length=8192
+  )
+  return config
 
 
 def lay_out(
