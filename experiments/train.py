@@ -57,6 +57,8 @@ def main(argv: list[str]) -> None:
   logging.basicConfig(
     level=logging.WARNING, format='%(levelname)s %(name)s: %(message)s'
   )
+  # It says what a step needs before the first one.
+  logging.getLogger(experiment.__name__).setLevel(logging.INFO)
   compilation.configure(
     pathlib.Path(settings.run.directory) / '.compilation_cache'
   )

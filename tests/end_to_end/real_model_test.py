@@ -85,6 +85,7 @@ def test_it_is_trained_and_written_back(tmp_path, rank):
     env={**os.environ, 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
   )
   assert result.returncode == 0, result.stderr
+  assert 'a step of 1 x 8 x 768 tokens on 1 devices needs' in result.stderr
   run = tmp_path / 'real'
   records = metrics.read_metrics(run)
   assert [record['step'] for record in records] == [0, 1]
