@@ -5,6 +5,7 @@ and where the shapes and dtypes allow it; else XLA's own operations, for long
 rows a block of queries at a time, so that memory grows with S and not S^2.
 """
 
+import functools
 import math
 from typing import Literal, NamedTuple
 
@@ -88,6 +89,42 @@ def attend(
     mask=visible.mask[:, None],
     implementation=implementation,
   )
+
+
+def attend_cache(
+  queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Returns softmax(q k^T / sqrt(D)) v of few queries and a cache.
+
+  A head's keys lie together in memory, so that no step of decoding moves them.
+
+  Args:
+    queries: [B, S, H, D] float.
+    keys: [B, KV, K, D] float; KV divides H.
+    values: as keys.
+    mask: [B, S, K] bool; at least one key for every query.
+
+  Returns:
+    [B, S, H, D] in the dtype of `queries`; the softmax is float32.
+  """
+  chex.assert_rank([queries, keys, values, mask], [4, 4, 4, 3])
+  batch, length, heads, width = queries.shape
+  groups = keys.shape[1]
+  # [B, KV, R S, D]: the queries that share a head's keys.
+  grouped = queries.reshape(batch, length, groups, -1, width)
+  grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, groups, -1, width)
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  scores = product('bgqd,bgkd->bgqk', grouped, keys.astype(queries.dtype))
+  scores = scores.reshape(batch, heads, length, -1) / math.sqrt(width)
+  lowest = jnp.finfo(jnp.float32).min
+  weights = jax.nn.softmax(jnp.where(mask[:, None], scores, lowest), axis=-1)
+  weights = weights.astype(queries.dtype).reshape(
+    batch, groups, -1, keys.shape[2]
+  )
+  attended = product('bgqk,bgkd->bgqd', weights, values.astype(queries.dtype))
+  attended = attended.astype(queries.dtype)
+  attended = attended.reshape(batch, groups, -1, length, width)
+  return attended.transpose(0, 3, 1, 2, 4).reshape(queries.shape)
 
 
 def choose(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from spopp_jax.models import attention, layers, mesh
+from spopp_jax.models import attention, kv_cache, layers, mesh
 
 # Position of a token that is not there; above every length of a cache.
 ABSENT = 2**30
@@ -94,8 +94,8 @@ class DecoderConfig:
   def empty_cache(self, layer: int, batch: int, length: int) -> 'Cache':
     """Returns the zeroed cache of a layer; see `empty_caches`."""
     del layer
-    shape = (batch, length, self.num_key_value_heads, self.head_dim)
-    return KVCache(jnp.zeros(shape), jnp.zeros(shape))
+    shape = (batch, self.num_key_value_heads, length, self.head_dim)
+    return kv_cache.KVCache(jnp.zeros(shape), jnp.zeros(shape))
 
 
 class Context(NamedTuple):
@@ -114,13 +114,6 @@ class Context(NamedTuple):
   visible: attention.Visible
   segment_ids: jax.Array
   rows: jax.Array | None
-
-
-class KVCache(NamedTuple):
-  """Keys and values of one layer: [B, T, KV, D] each, index = position."""
-
-  keys: jax.Array
-  values: jax.Array
 
 
 Cache = Any  # one layer's: a NamedTuple of arrays [B, ...]
@@ -162,8 +155,8 @@ class Attention(nnx.Module):
       self.k_norm = norm(c, c.head_dim)
 
   def __call__(
-    self, hidden: jax.Array, context: Context, cache: KVCache | None
-  ) -> tuple[jax.Array, KVCache | None]:
+    self, hidden: jax.Array, context: Context, cache: kv_cache.KVCache | None
+  ) -> tuple[jax.Array, kv_cache.KVCache | None]:
     """Attends within the row, or to the cache after writing to it.
 
     Args:
@@ -191,9 +184,15 @@ class Attention(nnx.Module):
     )
     queries = layers.rotary(queries, context.positions, frequencies)
     keys = layers.rotary(keys, context.positions, frequencies)
-    if cache is not None:
-      cache, keys, values = _write_and_read(cache, keys, values, context)
-    attended = attention.attend(queries, keys, values, context.visible)
+    if cache is None:
+      attended = attention.attend(queries, keys, values, context.visible)
+    else:
+      cache = kv_cache.write(
+        cache, keys, values, context.positions, context.rows
+      )
+      mask = context.visible.mask
+      held = kv_cache.read(cache, mask.shape[-1], context.rows)
+      attended = attention.attend_cache(queries, held.keys, held.values, mask)
     if c.gated_attention:
       attended = attended * jax.nn.sigmoid(gates)
     return self.o_proj(attended.reshape(batch, length, -1)), cache
@@ -204,27 +203,6 @@ def norm(config: DecoderConfig, features: int) -> layers.RMSNorm:
   return layers.RMSNorm(
     features, epsilon=config.rms_norm_eps, offset=config.norm_offset
   )
-
-
-def _write_and_read(
-  cache: KVCache, keys: jax.Array, values: jax.Array, context: Context
-) -> tuple[KVCache, jax.Array, jax.Array]:
-  """Returns the cache with new keys and values, and what it has for the rows.
-
-  A sequence reads the positions below the width of the mask.
-  """
-  rows = context.rows
-  if rows is None:
-    rows = jnp.arange(len(keys))
-  where = (rows[:, None], context.positions)
-  cache = KVCache(
-    cache.keys.at[where].set(keys.astype(cache.keys.dtype), mode='drop'),
-    cache.values.at[where].set(values.astype(cache.values.dtype), mode='drop'),
-  )
-  width = context.visible.mask.shape[-1]
-  if context.rows is None:
-    return cache, cache.keys[:, :width], cache.values[:, :width]
-  return cache, cache.keys[rows, :width], cache.values[rows, :width]
 
 
 class MLP(nnx.Module):
