@@ -224,7 +224,7 @@ def _compared(libraries, arguments):
   )
   report.say(sizes)
   compared = versions(libraries, played, games.row_length)
-  _check(sizes, compared)
+  check(sizes, compared)
   works = {name: version.work for name, version in compared.items()}
   timings = report.timed(works, arguments.repeats, {})
   wide = padded(played, 0)
@@ -255,8 +255,14 @@ def _compared(libraries, arguments):
   return rows
 
 
-def _check(what, compared):
-  """Raises Disagreement where a loss or gradient differs from ours."""
+def check(
+  what: str, compared: Mapping[str, benchmark_libraries.Version]
+) -> None:
+  """Runs all versions once.
+
+  Raises:
+    Disagreement: a loss or gradient differs from ours.
+  """
   found = {}
   for name, version in compared.items():
     version.work()

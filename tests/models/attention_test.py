@@ -142,3 +142,32 @@ def test_splash_computes_what_xla_does():
     for name in ('splash', 'xla')
   )
   np.testing.assert_allclose(got, want, atol=0.02)
+
+
+@pytest.mark.parametrize(
+  'dtype, error', [('float32', 1e-6), ('bfloat16', 2e-2)]
+)
+def test_a_cache_is_attended_as_rows_are(dtype, error):
+  keys = jax.random.split(jax.random.key(0), 3)
+  draw = lambda key, *shape: jax.random.normal(key, shape).astype(dtype)
+  queries = draw(keys[0], 2, 3, 4, 8)
+  held, values = draw(keys[1], 2, 5, 2, 8), draw(keys[2], 2, 5, 2, 8)
+  # Queries at 2, 3, 4; another sequence's at 0, 1, 2.
+  positions = jnp.array([[2, 3, 4], [0, 1, 2]])
+  mask = jnp.arange(5)[None, None] <= positions[:, :, None]
+  attended = attention.attend_cache(
+    queries, held.swapaxes(1, 2), values.swapaxes(1, 2), mask
+  )
+  assert attended.dtype == dtype
+  expected = attention.attend(
+    queries, held, values, attention.Visible(mask), implementation='xla'
+  )
+  np.testing.assert_allclose(
+    np.float32(attended), np.float32(expected), atol=error
+  )
+  # A query that sees one key takes its value, by its own group of heads.
+  np.testing.assert_allclose(
+    np.float32(attended[1, 0]),
+    np.repeat(np.float32(values[1, 0]), 2, axis=0),
+    rtol=1e-6,
+  )
