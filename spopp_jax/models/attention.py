@@ -2,7 +2,8 @@
 
 On a TPU splash attention, on CUDA cuDNN's flash attention, both for packed rows
 and where the shapes and dtypes allow it; else XLA's own operations, for long
-rows a block of queries at a time, so that memory grows with S and not S^2.
+rows a block of queries at a time, so that memory grows with S and not S^2; on a
+CPU short rows too, without what lies after a block.
 """
 
 import functools
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 
 from spopp_jax.models import mesh as mesh_lib
 
-Implementation = Literal['xla', 'blocks', 'cudnn', 'splash']
+Implementation = Literal['xla', 'causal', 'blocks', 'cudnn', 'splash']
 _BLOCKS = (512, 256, 128)
 # From here on the scores of all pairs are not held at a time.
 _LONG = 1024
+_CAUSAL_BLOCK = 64
 _FLASH_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
@@ -62,7 +64,7 @@ def attend(
     keys: [B, K, KV, D] of the same dtype; KV divides H.
     values: as keys.
     visible: at least one key for every query.
-    implementation: 'xla', 'blocks', 'cudnn' or 'splash'; None is `choose`'s.
+    implementation: what computes it; None is `choose`'s.
 
   Returns:
     [B, S, H, D] in the dtype of `queries`; the softmax is float32.
@@ -79,6 +81,8 @@ def attend(
   if implementation == 'splash':
     assert visible.segment_ids is not None
     return _splash(queries, keys, values, visible.segment_ids)
+  if implementation == 'causal':
+    return _causal(queries, keys, values, visible.mask)
   if implementation == 'blocks':
     assert visible.segment_ids is not None
     return _in_blocks(queries, keys, values, visible.segment_ids)
@@ -151,7 +155,9 @@ def choose(
   flash = dtype in _FLASH_DTYPES and head_dim % 8 == 0 and head_dim <= 128
   if platform == 'cuda' and flash and length % 2 == 0:
     return 'cudnn'
-  return 'blocks' if length >= _LONG and not length % _BLOCKS[-1] else 'xla'
+  if length >= _LONG and not length % _BLOCKS[-1]:
+    return 'blocks'
+  return 'causal' if platform == 'cpu' and length < _LONG else 'xla'
 
 
 def _platform() -> str:
@@ -160,6 +166,28 @@ def _platform() -> str:
     version = jax.devices()[0].client.platform_version
     return 'cuda' if 'cuda' in version else 'rocm'
   return backend
+
+
+def _causal(
+  queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Attends for blocks of queries, each to the keys up to its own end.
+
+  Half of the scores are never made, and a block's fit a CPU's cache.
+  """
+  keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+  attended = []
+  for start in range(0, queries.shape[1], _CAUSAL_BLOCK):
+    end = min(start + _CAUSAL_BLOCK, queries.shape[1])
+    attended.append(
+      attend_cache(
+        queries[:, start:end],
+        keys[:, :, :end],
+        values[:, :, :end],
+        mask[:, start:end, :end],
+      )
+    )
+  return jnp.concatenate(attended, axis=1)
 
 
 def _in_blocks(

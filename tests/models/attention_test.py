@@ -43,7 +43,7 @@ def attend(implementation, ids, *states):
 
 
 @pytest.mark.parametrize(
-  'implementation', [None, 'xla', 'blocks', 'interpreted']
+  'implementation', [None, 'xla', 'causal', 'blocks', 'interpreted']
 )
 def test_tokens_see_what_is_before_them_in_their_segment(implementation):
   states, ids = inputs()
@@ -52,7 +52,7 @@ def test_tokens_see_what_is_before_them_in_their_segment(implementation):
   np.testing.assert_allclose(got, by_hand(*states, np.asarray(ids)), atol=2e-6)
 
 
-@pytest.mark.parametrize('implementation', ['interpreted', 'blocks'])
+@pytest.mark.parametrize('implementation', ['interpreted', 'causal', 'blocks'])
 def test_gradients_are_those_of_xla(implementation):
   states, ids = inputs()
   slope = np.random.default_rng(1).normal(size=states[0].shape).astype('f4')
@@ -97,7 +97,9 @@ choose = functools.partial(
     ('cuda', jnp.bfloat16, {'head_dim': 256}, 'xla'),
     ('cuda', jnp.bfloat16, {'packed': False}, 'xla'),
     ('rocm', jnp.bfloat16, {}, 'xla'),
-    ('cpu', jnp.bfloat16, {}, 'xla'),
+    ('cpu', jnp.bfloat16, {}, 'causal'),
+    ('cpu', jnp.float32, {'length': 193}, 'causal'),
+    ('cpu', jnp.float32, {'packed': False}, 'xla'),
     ('cpu', jnp.bfloat16, {'length': 2048}, 'blocks'),
     ('cpu', jnp.bfloat16, {'length': 2000}, 'xla'),
     ('cpu', jnp.bfloat16, {'length': 2048, 'packed': False}, 'xla'),
@@ -170,4 +172,12 @@ def test_a_cache_is_attended_as_rows_are(dtype, error):
     np.float32(attended[1, 0]),
     np.repeat(np.float32(values[1, 0]), 2, axis=0),
     rtol=1e-6,
+  )
+
+
+def test_the_last_block_of_queries_may_be_short():
+  states, ids = inputs()
+  states, ids = [x[:, :150] for x in states], ids[:, :150]
+  np.testing.assert_allclose(
+    attend('causal', ids, *states), attend('xla', ids, *states), atol=2e-6
   )
