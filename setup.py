@@ -56,8 +56,8 @@ setuptools.setup(
       'ruff>=0.12',
       'transformers>=5.20,<6',
     ],
-    # Only what `experiments/benchmark.py kernels` compares the kernels with.
-    'benchmark': ['torch==2.13.0'],
+    # Only what `experiments/benchmark.py` compares this project with.
+    'benchmark': ['torch==2.13.0', 'transformers>=5.20,<6'],
     # Only what the decoders are held against, by tests.
     'parity': ['torch==2.13.0', 'transformers>=5.20,<6'],
     # The official text-game engine, for parity tests only; compiles GPL parts.
