@@ -36,7 +36,7 @@ PROMPT_TOKENS = 16
 NEW_TOKENS = 64
 # Like long household games: a task and a scene, then short actions.
 TURNS = 20
-TURN_SLOTS = 32
+TURN_SLOTS = 16
 FIRST_TOKENS = 100
 OBSERVATION_TOKENS = 20
 ACTION_TOKENS = 5
@@ -177,7 +177,9 @@ def _row(what, sizes, versions, num_tokens, targets, repeats):
         else report.passed(timing.ratio >= target)
       )
       verdicts.append(f'{name} >= {target:g}: {verdict}')
-  return [what, sizes, *cells, '; '.join(verdicts)]
+  row = [what, sizes, *cells, '; '.join(verdicts)]
+  report.say(' | '.join(row))
+  return row
 
 
 def check(

@@ -1,20 +1,40 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from spopp_jax.sampler import decoding
 
 
-def test_the_draw_is_that_of_jax():
+@pytest.mark.parametrize('size', [3, 128, 129, 300])
+def test_ids_are_drawn_as_often_as_they_are_likely(size):
   logprobs = jax.nn.log_softmax(
-    2 * jax.random.normal(jax.random.key(0), (500, 7))
+    2 * jax.random.normal(jax.random.key(0), (size,))
   )
-  keys = jax.random.split(jax.random.key(1), 500)
-  drawn = jax.jit(decoding._draw)(keys, logprobs)
+  number = 40_000
+  keys = jax.random.split(jax.random.key(1), number)
+  drawn = jax.jit(decoding._draw)(
+    keys, jnp.broadcast_to(logprobs, (number, size))
+  )
   assert drawn.dtype == jnp.int32
-  expected = jax.vmap(jax.random.categorical)(keys, logprobs)
-  np.testing.assert_array_equal(drawn, expected)
-  assert len(set(drawn.tolist())) == 7
+  counts = np.bincount(drawn, minlength=size)
+  expected = number * np.exp(np.float64(logprobs))
+  often = expected > 5
+  statistic = ((counts - expected) ** 2 / expected)[often].sum()
+  freedom = often.sum() - 1
+  # Beyond it lies one sample in some 30,000.
+  assert statistic < freedom + 4 * (2 * freedom) ** 0.5 + 8
+  assert counts[~often].sum() < 2 * expected[~often].sum() + 10
+
+
+def test_the_ends_of_the_chances_are_ids_that_can_be_drawn():
+  masses = jnp.array([[0.0, 0.25, 0.0, 0.75, 0.0]] * 3)
+  largest = np.float32(1) - np.float32(2**-24)
+  found = decoding._first_beyond(masses, jnp.array([0.0, 0.25, largest]))
+  assert found.tolist() == [1, 3, 3]
+  # A sum above 1, which its share by rounding could reach.
+  masses = jnp.array([[0.5, 0.5 + 2**-23, 0.0]])
+  assert decoding._first_beyond(masses, jnp.array([largest])).tolist() == [1]
 
 
 def test_what_is_impossible_is_not_drawn_and_nan_draws_an_id():

@@ -282,7 +282,7 @@ def test_positions_draw_independently(engine):
 
 def test_a_turn_ends_with_the_end_token_or_at_its_limit(engine):
   lengths = set()
-  for start in range(0, 64, 8):
+  for start in range(0, 160, 8):
     limits = [1 + i % TURN for i in range(8)]
     episodes = {
       i: make_episode(
