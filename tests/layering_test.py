@@ -62,8 +62,13 @@ ONLY_IN = {
 LAZY = {'matplotlib', 'tensorflow_datasets', 'transformers'}
 JIT_IN = {'learner/supervised.py', 'learner/update.py', 'sampler/engine.py'}
 JIT = {'jit', 'pjit', 'pmap'}
-# tokenizers raises a bare Exception at a file that is none.
-BROAD_EXCEPT_IN = {'models/word_tokenizer.py', 'sampler/service.py'}
+# tokenizers raises a bare Exception at a file that is none, transformers what
+# its packages raise.
+BROAD_EXCEPT_IN = {
+  'models/tokenizer.py',
+  'models/word_tokenizer.py',
+  'sampler/service.py',
+}
 DUMPING_GROUNDS = {'common', 'helper', 'helpers', 'misc', 'util', 'utils'}
 MAX_LINES = 400
 

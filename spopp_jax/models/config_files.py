@@ -71,8 +71,12 @@ def from_fields(fields: Mapping[str, Any]) -> dense.DecoderConfig:
       counterpart here.
   """
   if fields.get('model_type') == 'qwen3_5':
+    text = fields.get('text_config')
+    if not isinstance(text, dict):
+      raise ValueError(f'text_config ({text!r}) must be an object')
+    # As in transformers the outer one counts.
     tied = fields.get('tie_word_embeddings', False)
-    fields = {'tie_word_embeddings': tied} | fields.get('text_config', {})
+    fields = {**text, 'tie_word_embeddings': tied}
   kind = fields.get('model_type')
   if kind not in _ARCHITECTURES:
     raise ValueError(
@@ -86,8 +90,9 @@ def from_fields(fields: Mapping[str, Any]) -> dense.DecoderConfig:
     raise ValueError(f'{", ".join(missing)} must be given')
   sizes = {name: fields[name] for name in _SIZES}
   heads = sizes['num_attention_heads']
-  rope = dict(fields.get('rope_parameters') or {})
-  rope |= fields.get('rope_scaling') or {}
+  if heads == 0:
+    raise ValueError(f'num_attention_heads ({heads}) must be positive')
+  rope = _rope(fields)
   theta = rope.pop('rope_theta', None) or fields.get('rope_theta', 10_000.0)
   sizes |= {
     'num_key_value_heads': fields.get('num_key_value_heads') or heads,
@@ -154,6 +159,8 @@ def _delta_net(
   if _scaling(rope) is not None:
     raise ValueError('Qwen3.5 has no rope_scaling')
   interval = fields.get('full_attention_interval', 4)
+  if type(interval) is not int or interval < 1:
+    raise ValueError(f'full_attention_interval ({interval!r}) must be positive')
   types = fields.get('layer_types') or [
     qwen3_5.LINEAR if layer % interval else qwen3_5.FULL
     for layer in range(1, sizes['num_hidden_layers'] + 1)
@@ -166,9 +173,27 @@ def _delta_net(
   )
 
 
+def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Joins both spellings of the rotary settings, which must not differ."""
+  joined: dict[str, Any] = {}
+  for name in ('rope_parameters', 'rope_scaling'):
+    said = fields.get(name) or {}
+    if not isinstance(said, dict):
+      raise ValueError(f'{name} ({said!r}) must be an object')
+    said = dict(said)
+    if 'type' in said:
+      said.setdefault('rope_type', said.pop('type'))
+    for key, value in said.items():
+      if joined.setdefault(key, value) != value:
+        raise ValueError(
+          f'rope_scaling.{key} ({value!r}) must be that of rope_parameters '
+          f'({joined[key]!r})'
+        )
+  return joined
+
+
 def _scaling(rope: dict[str, Any]) -> layers.RopeScaling | None:
-  kind = rope.pop('rope_type', None) or rope.pop('type', None) or 'default'
-  rope.pop('type', None)
+  kind = rope.pop('rope_type', None) or 'default'
   if kind == 'default':
     return None
   if kind != 'llama3':

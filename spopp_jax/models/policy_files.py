@@ -38,7 +38,9 @@ def save(directory: str | pathlib.Path, policy: Policy) -> None:
   """
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  config = json.dumps(config_files.to_fields(policy.config), indent=2)
+  ends = list(policy.tokenizer.stop_ids)
+  fields = config_files.to_fields(policy.config) | {'eos_token_id': ends}
+  config = json.dumps(fields, indent=2)
   (directory / 'config.json').write_text(config + '\n')
   for name, content in policy.tokenizer.files.items():
     (directory / name).write_bytes(content)

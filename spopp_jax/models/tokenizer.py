@@ -113,7 +113,7 @@ class PretrainedTokenizer:
       fast = transformers.AutoTokenizer.from_pretrained(
         str(directory), local_files_only=True, trust_remote_code=False
       )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # transformers raises of many kinds
       raise ValueError(
         f'transformers cannot read the tokenizer in {directory}: {error}'
       ) from error

@@ -6,6 +6,7 @@ text and what is wrong with it. No call is dropped, and nothing is raised.
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -206,6 +207,12 @@ def _read_json(text: str, start: int) -> tuple[str, Any, int]:
   arguments = call.get('arguments')
   if not isinstance(arguments, dict):
     raise _Malformed(f'arguments ({arguments!r}) must be an object', name)
+  try:
+    json.dumps(arguments, ensure_ascii=False).encode()
+  except UnicodeEncodeError as error:
+    raise _Malformed(
+      f'arguments hold half a character: {error}', name
+    ) from error
   surplus = sorted(call.keys() - {'name', 'arguments'})
   if surplus:
     raise _Malformed(f'only name and arguments, not {surplus[0]!r}', name)
@@ -223,8 +230,15 @@ def _no_number(text: str) -> Any:
   raise ValueError(f'{text} is no JSON')
 
 
+def _finite(text: str) -> float:
+  number = float(text)
+  if math.isinf(number):
+    raise ValueError(f'{text} is too large')
+  return number
+
+
 _DECODER = json.JSONDecoder(
-  object_pairs_hook=_unique, parse_constant=_no_number
+  object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite
 )
 
 

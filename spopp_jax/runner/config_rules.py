@@ -120,7 +120,7 @@ def check_rules(
     if values[name] not in allowed:
       raise ConfigError(
         f'{name} ({values[name]!r}) must be one of '
-        + ', '.join(map(str, allowed))
+        + ', '.join(str(choice) or "''" for choice in allowed)
       )
   if config.model.chat_format == 'words' and config.model.system_prompt:
     raise ConfigError(

@@ -12,7 +12,7 @@ import numpy as np
 from spopp_jax import envs
 from spopp_jax.learner import footprint, update
 from spopp_jax.models import config_files, dense, presets
-from spopp_jax.runner import cold_start, training
+from spopp_jax.runner import cold_start, config_rules, training
 
 _GIB = 2**30
 
@@ -41,7 +41,7 @@ def report(config: ml_collections.ConfigDict) -> str:
 
   Raises:
     TooLarge: the step does not fit mesh.memory_gib.
-    ConfigError, ValueError: the settings describe no learner.
+    ConfigError: the settings describe no learner.
   """
   decoder = decoder_of(config)
   learner = training.make_learner(config, decoder)
@@ -71,14 +71,23 @@ def decoder_of(config: ml_collections.ConfigDict) -> dense.DecoderConfig:
   """Returns the sizes of the policy that a run would train.
 
   Raises:
-    ValueError: cold_start.policy has no config.json of a model.
+    ConfigError: cold_start.policy has no config.json of a model, or that of
+      another one than model.preset.
   """
-  if config.model.preset:
-    return presets.MODELS[config.model.preset]
-  if config.cold_start.policy:
-    return config_files.read(
-      pathlib.Path(config.cold_start.policy) / 'config.json'
-    )
+  preset, policy = config.model.preset, config.cold_start.policy
+  if policy:
+    try:
+      found = config_files.read(pathlib.Path(policy) / 'config.json')
+    except ValueError as error:
+      raise config_rules.ConfigError(f'cold_start.policy: {error}') from error
+    if preset and not presets.fits(found, preset):
+      raise config_rules.ConfigError(
+        f'cold_start.policy ({policy}) holds another model than model.preset '
+        f'({preset}): {found}'
+      )
+    return found
+  if preset:
+    return presets.MODELS[preset]
   tasks = envs.load_tasks(config.environment)
   tokenizer = cold_start.build_tokenizer(
     cold_start.demonstrations(config, tasks),

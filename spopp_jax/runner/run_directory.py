@@ -11,7 +11,9 @@ from spopp_jax.runner import config as config_lib
 _LOG = logging.getLogger(__name__)
 _RECORD = 'config.json'
 # What a checkpoint speaks of: a resumed run cannot change it.
-_FIXED = ('seed', 'environment.', 'model.', 'objective.', 'evidence.')
+_FIXED = (
+  *('seed', 'environment.', 'model.', 'objective.', 'evidence.', 'lora.'),
+)
 
 
 def prepare(config: ml_collections.ConfigDict) -> pathlib.Path:

@@ -252,8 +252,7 @@ class DecodeEngine:
     sources[: len(copies)] = [source for source, _, _ in copies]
     targets[: len(copies)] = [target for _, target, _ in copies]
     self._caches = self._copy_rows(self._caches, sources, targets)
-    for source, target, length in copies:
-      self._cached.copy(source, target, length)
+    self._cached.copy(copies)
 
   def _feed(self, chunk: Mapping[int, _Slot], width: int) -> None:
     """Feeds up to `width` tokens of each slot, all but the last."""

@@ -1,5 +1,7 @@
 """Which tokens the rows of a cache hold, and who can take them over."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 NOBODY = -1
@@ -34,10 +36,17 @@ class CachedTokens:
     self._tokens[slot, start : start + len(tokens)] = tokens
     self._lengths[slot] = start + len(tokens)
 
-  def copy(self, source: int, target: int, length: int) -> None:
-    """Notes that a row holds the first tokens of another."""
-    self._tokens[target, :length] = self._tokens[source, :length]
-    self._lengths[target] = length
+  def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+    """Notes that rows were copied, all read before any was written.
+
+    Args:
+      copies: source, target and how many of the first tokens.
+    """
+    read = [
+      self._tokens[source, :length].copy() for source, _, length in copies
+    ]
+    for (_, target, _), tokens in zip(copies, read, strict=True):
+      self.write(target, 0, tokens)
 
   def longest(self, prompt: np.ndarray) -> tuple[int, int]:
     """Returns the row that has most of a prompt's beginning, and how much."""

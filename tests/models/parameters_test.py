@@ -141,6 +141,7 @@ def test_the_fingerprint_changes_with_every_size():
     'tie_word_embeddings': False,
     'qk_norm': False,
     'rope_scaling': layers.RopeScaling(8.0, 1.0, 4.0, 16),
+    'max_position_embeddings': 9,
   }
   assert changes.keys() == {f.name for f in dataclasses.fields(CONFIG)}
   configs = [

@@ -9,6 +9,7 @@ import safetensors.numpy
 import small_tokenizers
 
 from spopp_jax.models import (
+  config_files,
   dense,
   parameters,
   policy_files,
@@ -262,6 +263,48 @@ def test_a_qwen3_5_that_sees_pictures_gives_its_text_decoder(tmp_path):
   assert got.params.keys() == policy.params.keys()
   for name, value in policy.params.items():
     np.testing.assert_array_equal(got.params[name], value)
+
+
+def pictures(tied, text_tied, **text):
+  fields = config_files.to_fields(qwen3_5_policy().config)
+  return {
+    'model_type': 'qwen3_5',
+    'tie_word_embeddings': tied,
+    'text_config': fields | {'tie_word_embeddings': text_tied} | text,
+  }
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_whether_words_are_tied_is_said_outside_of_the_text(tied):
+  config = config_files.from_fields(pictures(tied, not tied))
+  assert config.tie_word_embeddings == tied
+
+
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    ({'model_type': 'qwen3_5', 'text_config': None}, r'text_config \(None\)'),
+    (
+      pictures(True, True, layer_types=None, full_attention_interval=0),
+      r'full_attention_interval \(0\)',
+    ),
+    (pictures(True, True, num_attention_heads=0), r'heads \(0\) must be'),
+    (pictures(True, True, rope_parameters=[1]), r'rope_parameters \(\[1\]\)'),
+    (
+      pictures(True, True, rope_scaling={'type': 'linear', 'factor': 2.0}),
+      r"rope_scaling.rope_type \('linear'\) must be that of rope_parameters",
+    ),
+  ],
+)
+def test_settings_that_contradict_or_are_none_are_named(fields, words):
+  with pytest.raises(ValueError, match=words):
+    config_files.from_fields(fields)
+
+
+def test_what_ends_a_turn_is_in_the_file(tmp_path):
+  policy_files.save(tmp_path, make_policy())
+  fields = json.loads((tmp_path / 'config.json').read_text())
+  assert fields['eos_token_id'] == [make_policy().tokenizer.end_id]
 
 
 @pytest.mark.parametrize(

@@ -297,3 +297,12 @@ def test_tools_that_are_not_described_well_are_refused(tools, words):
   with pytest.raises(ValueError, match=words):
     tool_calls.check(tools)
   tool_calls.check([tool('f', **SCHEMAS), {'function': {'name': 'g'}}])
+
+
+@pytest.mark.parametrize(
+  'value, words', [(r'"\ud800"', 'half a character'), ('1e400', 'too large')]
+)
+def test_values_that_no_tool_can_take_are_named(value, words):
+  body = '{"name": "go", "arguments": {"to": ' + value + '}}'
+  (call,) = tool_calls.JSON.parse(json_call(body), [tool('go')]).calls
+  assert words in call.problem

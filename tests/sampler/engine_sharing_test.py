@@ -187,6 +187,27 @@ def test_a_later_rollout_takes_over_from_an_ended_one(engine, plain, config):
   assert_same_play(later, alone)
 
 
+def test_rows_that_are_read_and_written_at_once_keep_their_tokens(
+  plain, engine
+):
+  """Row 1 takes over from row 0 while row 2 takes over what row 1 had."""
+  if not engine._config.caches_can_be_cut:
+    pytest.skip('no row of an ended episode is taken over')
+  one, two = prompt(6, 18), prompt(7, 18)
+  play(engine, {0: Episode(0, [one]), 1: Episode(1, [two])})
+  play(engine, {1: Episode(2, [one]), 2: Episode(3, [two])})
+  assert engine.copied == 2
+  # Now row 2 alone is left, and it holds the second prompt.
+  play(engine, {0: Episode(4, [prompt(8, 18)]), 1: Episode(5, [prompt(9, 18)])})
+  engine.fed = engine.copied = 0
+  again = Episode(6, [one])
+  play(engine, {3: again})
+  assert (engine.copied, engine.fed) == (0, 17)
+  alone = Episode(6, [one])
+  play(plain, {3: alone})
+  assert_same_play(again, alone)
+
+
 def test_other_parameters_take_nothing_over(engine):
   text = prompt(4, 20)
   play(engine, {1: Episode(0, [text])})

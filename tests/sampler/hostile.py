@@ -56,7 +56,9 @@ def honest(asked, kind):
   sampled = whole.tokens[whole.action_mask]
   whole.behaviour_logprobs[whole.action_mask] = -rng.uniform(0.1, 4.0, 4)
   if kind == 'truncated':
-    sets = messages.csr(*([t, t + 1, t + 2] for t in sampled.tolist()))
+    sets = messages.csr(
+      *([t, t + 1, t + 2] for t in sampled.tolist()), log_mass=[-0.5] * 4
+    )
     return dataclasses.replace(whole, kept=sets)
   if kind == 'spans':
     first = types.VersionSpan(3, CHECKSUM, 1)

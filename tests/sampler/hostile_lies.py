@@ -17,7 +17,7 @@ _WIRE = {1: np.uint8, 2: np.dtype('<i4'), 3: np.dtype('<f4'), 4: '<i8'}
 def _arrays(message):
   arrays = [message.tokens, message.action_mask, message.behaviour_logprobs]
   if message.HasField('kept'):
-    arrays += [message.kept.ids, message.kept.offsets]
+    arrays += [message.kept.ids, message.kept.offsets, message.kept.log_mass]
   return arrays
 
 
@@ -156,6 +156,15 @@ def _kept_without_own(rng, message):
   _edit(message, message.kept.ids, _put(3 * int(rng.integers(4)), 999))
 
 
+def _kept_mass(rng, message):
+  wrong = hostile.pick(rng, [math.nan, math.inf, -math.inf, 0.5])
+  _edit(message, message.kept.log_mass, _put(int(rng.integers(4)), wrong))
+
+
+def _kept_masses_of_more(rng, message):
+  _edit(message, message.kept.log_mass, lambda v: np.append(v, v[:1]))
+
+
 def _kept_uncalled(rng, message):
   message.sampling.top_k = 0
 
@@ -231,6 +240,7 @@ _NOT_POSITIVE = (0.0, -1.0, math.nan, math.inf, -math.inf)
 _SAMPLING = (
   _field('sampling.temperature', *_NOT_POSITIVE),
   _field('sampling.top_p', 1 + 1e-9, 1e308, *_NOT_POSITIVE),
+  _field('sampling.min_p', 1 + 1e-9, -1e-9, math.nan, math.inf),
   _field('sampling.max_turn_tokens', 0),
   _field('sampling.max_turns', 0),
   _without('sampling'),
@@ -243,7 +253,7 @@ _ALL = (
   _length,
   _size,
   _crc,
-  _field('schema_version', 0, 1, 3, 2**32 - 1),
+  _field('schema_version', 0, 1, 2, 4, 2**32 - 1),
   _field('status', 0, 13, 99, -1, 2**31 - 1, -(2**31)),
   _field('seconds', math.nan, math.inf, -1.0, -1e308),
   _field('logprob_kind', 0, 3, -1, 2**31 - 1),
@@ -278,6 +288,8 @@ _KEPT = (
   _kept_id,
   _kept_twice,
   _kept_without_own,
+  _kept_mass,
+  _kept_masses_of_more,
   _kept_uncalled,
 )
 _SPANS = (

@@ -122,7 +122,9 @@ def kept_at(tokens, sampling):
     return None
   size = sampling.top_k or 2
   ids = tokens[:, None] + np.arange(size, dtype=np.int32)
-  return types.KeptIds(ids.ravel(), size * np.arange(len(tokens) + 1))
+  offsets = size * np.arange(len(tokens) + 1)
+  log_mass = np.full(len(tokens), -0.5, np.float32)
+  return types.KeptIds(ids.ravel(), offsets, log_mass)
 
 
 class Engine:
