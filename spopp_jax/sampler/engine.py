@@ -221,16 +221,23 @@ class DecodeEngine:
   def _share(self, active: Mapping[int, _Slot]) -> set[int]:
     """Copies prompts' beginnings that are there; returns who waits for one."""
     copies, waiting = [], set()
-    for slot, state in active.items():
-      if state.length or state.num_waiting <= self._min_shared:
-        continue
-      prompt = state.prompt
+    fresh = {
+      slot: state
+      for slot, state in active.items()
+      if not state.length and state.num_waiting > self._min_shared
+    }
+    prompts = {
+      slot: state.prompt
+      for slot, state in self._slots.items()
+      if fresh and state.generating and state.num_waiting > 1
+    }
+    for slot, state in fresh.items():
+      prompt = prompts[slot]
       source, length = self._cached.longest(prompt)
       ahead = [
-        other.prompt
-        for name, other in self._slots.items()
-        if other.generating
-        and other.num_waiting > 1
+        prompts[name]
+        for name in prompts
+        if (other := self._slots[name]).num_waiting > 1
         and name not in waiting
         and (other.length or name < slot)
         and name != slot

@@ -76,6 +76,7 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path):
     ('environment.seed=1', ['environment.seed 0']),
     ("environment.task_types=('heat',)", ["['put']", "['heat']"]),
     ('model.num_layers=7', ['model.num_layers', '7']),
+    ('lora.alpha=1.0', ['lora.alpha 32.0', '1.0']),
   ],
 )
 def test_another_method_or_other_tasks_are_refused(tmp_path, override, words):

@@ -257,7 +257,7 @@ def test_a_chat_is_played_in_ids(tmp_path, words_of_qwen):
     *('learner.row_length=128', 'environment.step_limit=7'),
   )
   sizes, params = says(
-    config, words_of_qwen.vocab_size, {word: 0.6, end: 0.2, text_end: 0.2}
+    config, words_of_qwen.vocab_size, {word: 0.7, end: 0.15, text_end: 0.15}
   )
   policy = policy_files.Policy(sizes, params, words_of_qwen)
   driver = serving.make_driver(config, policy, Refusing())
