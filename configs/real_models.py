@@ -12,10 +12,10 @@ from ml_collections import config_dict
 
 from configs import common
 
-# One host with eight GPUs of 80 GiB; a slice of 16 TPU v5e chips of 16 GiB on
+# One host with eight GPUs of 80 GiB; a slice of 16 TPU v5p chips of 95 GiB on
 # four hosts, which takes hosts.count=4 and one command a host.
 GPU, TPU = 'gpu8', 'tpu16'
-_MEMORY_GIB = {GPU: 80.0, TPU: 16.0}
+_MEMORY_GIB = {GPU: 80.0, TPU: 95.0}
 
 
 def get_config(arg: str = '') -> config_dict.ConfigDict:
