@@ -34,9 +34,8 @@ class Footprint(NamedTuple):
     trained: number of parameters that are trained.
     held_bytes: parameters, optimizer state and batch, in and out, those that
       are written in place once.
-    working_bytes: gradients, activations and all else in between. The CPU's
-      compiler does not honour the order that rematerialization asks for: there
-      it is an upper bound.
+    working_bytes: gradients, activations and all else in between, as the
+      compiler of this platform lays them out; another one's may differ.
     available_bytes: of one device; 0 is unknown.
     flops: of all devices together, by the rule of 6 operations a parameter of
       a product and token (2 forward, 4 backward), 2 more for full

@@ -9,7 +9,6 @@ q_proj.weight`), so saving and loading safetensors is a rename.
 """
 
 import dataclasses
-import itertools
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import chex
@@ -271,7 +270,8 @@ class Trunk(nnx.Module):
     """Maps [B, S] tokens to [B, S, D] hidden states and the new caches."""
     hidden = mesh.by_rows(self.embed_tokens(tokens))
     new_caches = []
-    for block, cache in itertools.zip_longest(self.layers, caches):
+    caches = caches or (None,) * len(self.layers)
+    for block, cache in zip(self.layers, caches, strict=True):
       hidden, cache = block(hidden, context, cache)
       new_caches.append(cache)
     return self.norm(hidden), tuple(new_caches)

@@ -122,6 +122,29 @@ def check_sampling(
     )
 
 
+def check_append(
+  slot: int, tokens: np.ndarray, *, left: int, max_context: int
+) -> None:
+  """Refuses ids that an episode cannot go on with.
+
+  Args:
+    slot: the episode's.
+    tokens: [k] ids to be queued.
+    left: how many more tokens the slot can hold.
+    max_context: how many it can hold in all.
+
+  Raises:
+    ValueError: there are none, or they leave no room to generate.
+  """
+  if len(tokens) == 0:
+    raise ValueError(f'slot {slot} needs at least one token to go on')
+  if len(tokens) >= left:
+    raise ValueError(
+      f'{len(tokens)} tokens leave no room in slot {slot}: {left} of '
+      f'{max_context} are left'
+    )
+
+
 class Engine(Protocol):
   """Decodes slots together and keeps each episode's cache across turns.
 

@@ -176,13 +176,12 @@ class DecodeEngine:
   def append(self, slot: int, tokens: np.ndarray) -> None:
     """Queues ids; ValueError when none or no room to generate is left."""
     state = self._slots[slot]
-    if len(tokens) == 0:
-      raise ValueError(f'slot {slot} needs at least one token to go on')
-    if len(tokens) >= self.context_left(slot):
-      raise ValueError(
-        f'{len(tokens)} tokens leave no room in slot {slot}: '
-        f'{self.context_left(slot)} of {self.max_context} are left'
-      )
+    base.check_append(
+      slot,
+      tokens,
+      left=self.context_left(slot),
+      max_context=self.max_context,
+    )
     state.tokens.extend(int(token) for token in tokens)
     state.generating = True
 

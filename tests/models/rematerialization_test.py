@@ -33,9 +33,7 @@ def sizes():
     compiled = (
       jax.jit(gradient)
       .lower(shapes, TOKENS)
-      .compile(
-        {'xla_cpu_scheduler_type': 'CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED'}
-      )
+      .compile({'xla_cpu_scheduler_type': SCHEDULER})
     )
     return compiled.memory_analysis().temp_size_in_bytes
 

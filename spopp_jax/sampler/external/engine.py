@@ -173,13 +173,12 @@ class ExternalEngine:
         model, which servers do not survive.
     """
     state = self._slots[slot]
-    if len(tokens) == 0:
-      raise ValueError(f'slot {slot} needs at least one token to go on')
-    if len(tokens) >= self.context_left(slot):
-      raise ValueError(
-        f'{len(tokens)} tokens leave no room in slot {slot}: '
-        f'{self.context_left(slot)} of {self.max_context} are left'
-      )
+    base.check_append(
+      slot,
+      tokens,
+      left=self.context_left(slot),
+      max_context=self.max_context,
+    )
     if not 0 <= tokens.min() <= tokens.max() < self._config.vocab_size:
       raise ValueError(
         f'ids from {tokens.min()} to {tokens.max()} must be in '
