@@ -100,12 +100,13 @@ def attend_cache(
 ) -> jax.Array:
   """Returns softmax(q k^T / sqrt(D)) v of few queries and a cache.
 
-  A head's keys lie together in memory, so that no step of decoding moves them.
+  They lie as the products read them (see `kv_cache.KVCache`), so that no step
+  of decoding moves them.
 
   Args:
     queries: [B, S, H, D] float.
-    keys: [B, KV, K, D] float; KV divides H.
-    values: as keys.
+    keys: [B, KV, D, K] float; KV divides H.
+    values: [B, KV, K, D] float.
     mask: [B, S, K] bool; at least one key for every query.
 
   Returns:
@@ -118,12 +119,12 @@ def attend_cache(
   grouped = queries.reshape(batch, length, groups, -1, width)
   grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, groups, -1, width)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  scores = product('bgqd,bgkd->bgqk', grouped, keys.astype(queries.dtype))
+  scores = product('bgqd,bgdk->bgqk', grouped, keys.astype(queries.dtype))
   scores = scores.reshape(batch, heads, length, -1) / math.sqrt(width)
   lowest = jnp.finfo(jnp.float32).min
   weights = jax.nn.softmax(jnp.where(mask[:, None], scores, lowest), axis=-1)
   weights = weights.astype(queries.dtype).reshape(
-    batch, groups, -1, keys.shape[2]
+    batch, groups, -1, keys.shape[3]
   )
   attended = product('bgqk,bgkd->bgqd', weights, values.astype(queries.dtype))
   attended = attended.astype(queries.dtype)
@@ -175,14 +176,14 @@ def _causal(
 
   Half of the scores are never made, and a block's fit a CPU's cache.
   """
-  keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+  keys, values = keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
   attended = []
   for start in range(0, queries.shape[1], _CAUSAL_BLOCK):
     end = min(start + _CAUSAL_BLOCK, queries.shape[1])
     attended.append(
       attend_cache(
         queries[:, start:end],
-        keys[:, :, :end],
+        keys[..., :end],
         values[:, :, :end],
         mask[:, start:end, :end],
       )

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from spopp_jax.models import attention, kv_cache, layers, mesh
@@ -89,6 +90,13 @@ class DecoderConfig:
     """How many of the first dimensions of a head are rotated."""
     return self.head_dim
 
+  @property
+  def rotary_frequencies(self) -> np.ndarray:
+    """Radians a position of each pair of rotated dimensions, [R/2] float32."""
+    return layers.rotary_frequencies(
+      self.rotary_dim, self.rope_theta, self.rope_scaling
+    )
+
   def mixer(self, layer: int, rngs: nnx.Rngs) -> tuple[str, 'Mixer']:
     """Returns the name and the module by which a layer mixes tokens."""
     del layer
@@ -99,8 +107,9 @@ class DecoderConfig:
   ) -> 'Cache':
     """Returns the zeroed cache of a layer; see `empty_caches`."""
     del layer
-    shape = (batch, self.num_key_value_heads, length, self.head_dim)
-    return kv_cache.KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return kv_cache.empty(
+      batch, self.num_key_value_heads, length, self.head_dim, dtype
+    )
 
 
 class Context(NamedTuple):
@@ -108,6 +117,7 @@ class Context(NamedTuple):
 
   Attributes:
     positions: [B, S] int32, restarting at 0 in every sequence.
+    rotation: of the positions, for queries and keys.
     visible: which keys a query sees.
     segment_ids: [B, S] int32; sequences in packed rows. With a cache 1, and 0
       for tokens that are not there.
@@ -116,6 +126,7 @@ class Context(NamedTuple):
   """
 
   positions: jax.Array
+  rotation: layers.Rotation
   visible: attention.Visible
   segment_ids: jax.Array
   rows: jax.Array | None
@@ -184,11 +195,8 @@ class Attention(nnx.Module):
       queries, gates = both[:, :, :, 0], both[:, :, :, 1]
     if c.qk_norm:
       queries, keys = self.q_norm(queries), self.k_norm(keys)
-    frequencies = layers.rotary_frequencies(
-      c.rotary_dim, c.rope_theta, c.rope_scaling
-    )
-    queries = layers.rotary(queries, context.positions, frequencies)
-    keys = layers.rotary(keys, context.positions, frequencies)
+    queries = layers.rotary(queries, context.rotation)
+    keys = layers.rotary(keys, context.rotation)
     if cache is None:
       attended = attention.attend(queries, keys, values, context.visible)
     else:
@@ -303,8 +311,13 @@ class Decoder(nnx.Module):
       [B, S, D] float; state `s` predicts token `s + 1`.
     """
     chex.assert_equal_shape([tokens, positions, segment_ids])
-    visible = attention.within_segments(segment_ids)
-    context = Context(positions, visible, segment_ids, None)
+    context = Context(
+      positions=positions,
+      rotation=layers.rotation(positions, self.config.rotary_frequencies),
+      visible=attention.within_segments(segment_ids),
+      segment_ids=segment_ids,
+      rows=None,
+    )
     return self.model(tokens, context)[0]
 
   def extend(
@@ -335,8 +348,11 @@ class Decoder(nnx.Module):
       Hidden states [B, C, D] and the extended caches.
     """
     keys = jnp.arange(attend_length)
+    # Looked up: else every layer's loop over heads computes cosines anew.
+    rotations = layers.rotation(keys, self.config.rotary_frequencies)
     context = Context(
       positions=positions,
+      rotation=jax.tree.map(lambda table: table[positions], rotations),
       visible=attention.Visible(keys[None, None, :] <= positions[:, :, None]),
       segment_ids=(positions < ABSENT).astype(jnp.int32),
       rows=rows,

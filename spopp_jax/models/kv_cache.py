@@ -8,10 +8,30 @@ import jax.numpy as jnp
 
 
 class KVCache(NamedTuple):
-  """Keys and values of one layer: [B, KV, T, D] each; T is the position."""
+  """What one layer keeps of earlier tokens; T is the position.
+
+  Attributes:
+    keys: [B, KV, D, T]; a dimension's lie together, as a query's products with
+      all of them read them.
+    values: [B, KV, T, D].
+  """
 
   keys: jax.Array
   values: jax.Array
+
+
+def empty(
+  batch: int,
+  heads: int,
+  length: int,
+  width: int,
+  dtype: jax.typing.DTypeLike,
+) -> KVCache:
+  """Returns zeros for `length` positions of heads of a width."""
+  return KVCache(
+    jnp.zeros((batch, heads, width, length), dtype),
+    jnp.zeros((batch, heads, length, width), dtype),
+  )
 
 
 def write(
@@ -33,19 +53,23 @@ def write(
   """
   if rows is None:
     rows = jnp.arange(len(keys))
-  heads = jnp.arange(keys.shape[2])
-  where = (rows[:, None, None], heads[None, None], positions[:, :, None])
+  row, place = rows[:, None, None], positions[:, :, None]
+  head = jnp.arange(keys.shape[2])[None, None]
   return KVCache(
-    cache.keys.at[where].set(keys.astype(cache.keys.dtype), mode='drop'),
-    cache.values.at[where].set(values.astype(cache.values.dtype), mode='drop'),
+    cache.keys.at[row, head, :, place].set(
+      keys.astype(cache.keys.dtype), mode='drop'
+    ),
+    cache.values.at[row, head, place].set(
+      values.astype(cache.values.dtype), mode='drop'
+    ),
   )
 
 
 def read(cache: KVCache, length: int, rows: jax.Array | None = None) -> KVCache:
-  """Returns what rows have below a position: [P, KV, length, D] each."""
+  """Returns what rows have below a position; P for B, length for T."""
   if rows is None:
-    return KVCache(cache.keys[:, :, :length], cache.values[:, :, :length])
-  return KVCache(cache.keys[rows, :, :length], cache.values[rows, :, :length])
+    return KVCache(cache.keys[..., :length], cache.values[:, :, :length])
+  return KVCache(cache.keys[rows, ..., :length], cache.values[rows, :, :length])
 
 
 def below(caches: Sequence[Any], length: int) -> tuple[Any, ...]:
@@ -69,8 +93,8 @@ def put_below(caches: Sequence[Any], parts: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _put(whole: KVCache, part: KVCache) -> KVCache:
-  length = part.keys.shape[2]
+  length = part.values.shape[2]
   return KVCache(
-    whole.keys.at[:, :, :length].set(part.keys),
+    whole.keys.at[..., :length].set(part.keys),
     whole.values.at[:, :, :length].set(part.values),
   )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import chex
 import jax
@@ -130,23 +131,33 @@ def rotary_frequencies(
   return frequencies.astype(np.float32)
 
 
-def rotary(
-  inputs: jax.Array, positions: jax.Array, frequencies: np.ndarray
-) -> jax.Array:
+class Rotation(NamedTuple):
+  """By which angles tokens are rotated: [..., R/2] float32 each."""
+
+  cos: jax.Array
+  sin: jax.Array
+
+
+def rotation(positions: jax.Array, frequencies: np.ndarray) -> Rotation:
+  """Returns that of positions [...] by frequencies [R/2], radians each."""
+  turns = (1,) * positions.ndim
+  angle = positions[..., None] * frequencies.reshape(*turns, -1)
+  return Rotation(jnp.cos(angle), jnp.sin(angle))
+
+
+def rotary(inputs: jax.Array, by: Rotation) -> jax.Array:
   """Rotates the first R of the D dimensions of heads (half-split pairing).
 
   Args:
     inputs: [B, S, H, D] float.
-    positions: [B, S] int32.
-    frequencies: [R/2] float32, radians a position.
+    by: of the tokens [B, S].
 
   Returns:
     [B, S, H, D] in the dtype of `inputs`.
   """
-  chex.assert_rank([inputs, positions], [4, 2])
-  angle = positions[:, :, None, None] * frequencies[None, None, None, :]
-  cos, sin = jnp.cos(angle), jnp.sin(angle)
-  x, half = inputs.astype(jnp.float32), len(frequencies)
+  chex.assert_rank([inputs, by.cos, by.sin], [4, 3, 3])
+  cos, sin = by.cos[:, :, None], by.sin[:, :, None]
+  x, half = inputs.astype(jnp.float32), cos.shape[-1]
   first, second, rest = jnp.split(x, (half, 2 * half), axis=-1)
   return jnp.concatenate(
     [first * cos - second * sin, second * cos + first * sin, rest], axis=-1

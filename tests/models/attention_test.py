@@ -158,7 +158,7 @@ def test_a_cache_is_attended_as_rows_are(dtype, error):
   positions = jnp.array([[2, 3, 4], [0, 1, 2]])
   mask = jnp.arange(5)[None, None] <= positions[:, :, None]
   attended = attention.attend_cache(
-    queries, held.swapaxes(1, 2), values.swapaxes(1, 2), mask
+    queries, held.transpose(0, 2, 3, 1), values.swapaxes(1, 2), mask
   )
   assert attended.dtype == dtype
   expected = attention.attend(

@@ -7,14 +7,15 @@ from flax import nnx
 from spopp_jax.models import layers
 
 
+def rotated(inputs, positions, frequencies):
+  angles = layers.rotation(np.array(positions, np.int32), frequencies)
+  return layers.rotary(inputs, angles)
+
+
 def test_rotary_by_hand():
   # Half-split pairing: (x0, x2) turn by p, (x1, x3) by p * 4^(-2/4) = p / 2.
   x = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
-  got = layers.rotary(
-    x.reshape(1, 1, 1, 4),
-    np.array([[3]], np.int32),
-    layers.rotary_frequencies(4, 4.0),
-  )
+  got = rotated(x.reshape(1, 1, 1, 4), [[3]], layers.rotary_frequencies(4, 4.0))
   expected = [
     1 * np.cos(3) - 3 * np.sin(3),
     2 * np.cos(1.5) - 4 * np.sin(1.5),
@@ -56,9 +57,7 @@ def test_a_scaling_that_is_none_is_refused(values, words):
 
 def test_rotary_at_zero_is_the_identity():
   x = np.random.default_rng(0).normal(size=(1, 3, 2, 6)).astype(np.float32)
-  got = layers.rotary(
-    x, np.zeros((1, 3), np.int32), layers.rotary_frequencies(6, 10_000.0)
-  )
+  got = rotated(x, [[0, 0, 0]], layers.rotary_frequencies(6, 10_000.0))
   np.testing.assert_array_equal(got, x)
 
 
@@ -67,9 +66,8 @@ def test_rotary_products_depend_on_the_distance_alone():
   query, key = rng.normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
 
   def product(at_query, at_key):
-    turn = lambda x, at: layers.rotary(
-      x, np.array([[at]], np.int32), layers.rotary_frequencies(8, 100.0)
-    )
+    frequencies = layers.rotary_frequencies(8, 100.0)
+    turn = lambda x, at: rotated(x, [[at]], frequencies)
     return float((turn(query, at_query) * turn(key, at_key)).sum())
 
   np.testing.assert_allclose(product(9, 4), product(105, 100), rtol=1e-4)
@@ -80,9 +78,7 @@ def test_rotary_products_depend_on_the_distance_alone():
 def test_rotary_keeps_the_dtype_and_computes_in_float32():
   x = jnp.ones((1, 1, 1, 2), jnp.bfloat16)
   # In bfloat16 position 1001 would round to 1000.
-  got = layers.rotary(
-    x, np.array([[1001]], np.int32), layers.rotary_frequencies(2, 10.0)
-  )
+  got = rotated(x, [[1001]], layers.rotary_frequencies(2, 10.0))
   assert got.dtype == jnp.bfloat16
   expected = np.cos(1001.0) - np.sin(1001.0)
   np.testing.assert_allclose(np.float32(got[0, 0, 0, 0]), expected, atol=1e-2)
