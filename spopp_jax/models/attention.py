@@ -7,7 +7,9 @@ CPU short rows too, without what lies after a block.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import chex
@@ -96,38 +98,57 @@ def attend(
 
 
 def attend_cache(
-  queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
+  queries: jax.Array,
+  keys: Sequence[jax.Array],
+  values: Sequence[jax.Array],
+  mask: jax.Array,
 ) -> jax.Array:
   """Returns softmax(q k^T / sqrt(D)) v of few queries and a cache.
 
-  They lie as the products read them (see `kv_cache.KVCache`), so that no step
-  of decoding moves them.
+  It lies as the products read it (see `kv_cache.KVCache`), so that no step of
+  decoding moves it.
 
   Args:
     queries: [B, S, H, D] float.
-    keys: [B, KV, D, K] float; KV divides H.
-    values: [B, KV, K, D] float.
+    keys: pieces [B, KV, D, K_i] float of K keys; KV divides H.
+    values: pieces [B, KV, K_i, D] float.
     mask: [B, S, K] bool; at least one key for every query.
 
   Returns:
     [B, S, H, D] in the dtype of `queries`; the softmax is float32.
   """
-  chex.assert_rank([queries, keys, values, mask], [4, 4, 4, 3])
+  chex.assert_rank([queries, *keys, *values], 4)
+  chex.assert_rank(mask, 3)
   batch, length, heads, width = queries.shape
-  groups = keys.shape[1]
+  groups = keys[0].shape[1]
+  if length > 1:
+    # One wide product is worth a copy.
+    keys = [jnp.concatenate(keys, axis=3)]
+    values = [jnp.concatenate(values, axis=2)]
   # [B, KV, R S, D]: the queries that share a head's keys.
   grouped = queries.reshape(batch, length, groups, -1, width)
   grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, groups, -1, width)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  scores = product('bgqd,bgdk->bgqk', grouped, keys.astype(queries.dtype))
+  cast = lambda piece: piece.astype(queries.dtype)
+  scores = jnp.concatenate(
+    [product('bgqd,bgdk->bgqk', grouped, cast(piece)) for piece in keys], axis=3
+  )
   scores = scores.reshape(batch, heads, length, -1) / math.sqrt(width)
   lowest = jnp.finfo(jnp.float32).min
-  weights = jax.nn.softmax(jnp.where(mask[:, None], scores, lowest), axis=-1)
-  weights = weights.astype(queries.dtype).reshape(
-    batch, groups, -1, keys.shape[3]
+  scores = jnp.where(mask[:, None], scores, lowest)
+  peak = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+  weights = jnp.exp(scores - peak).reshape(batch, groups, -1, mask.shape[2])
+  ends = list(itertools.accumulate(piece.shape[2] for piece in values))
+  shares = jnp.split(cast(weights), ends[:-1], axis=3)
+  attended = functools.reduce(
+    jnp.add,
+    [
+      product('bgqk,bgkd->bgqd', share, cast(piece))
+      for share, piece in zip(shares, values, strict=True)
+    ],
   )
-  attended = product('bgqk,bgkd->bgqd', weights, values.astype(queries.dtype))
-  attended = attended.astype(queries.dtype)
+  # Divided last: of the products there are fewer than of the weights.
+  attended = cast(attended / weights.sum(axis=-1, keepdims=True))
   attended = attended.reshape(batch, groups, -1, length, width)
   return attended.transpose(0, 3, 1, 2, 4).reshape(queries.shape)
 
@@ -183,8 +204,8 @@ def _causal(
     attended.append(
       attend_cache(
         queries[:, start:end],
-        keys[..., :end],
-        values[:, :, :end],
+        [keys[..., :end]],
+        [values[:, :, :end]],
         mask[:, start:end, :end],
       )
     )

@@ -9,6 +9,8 @@ q_proj.weight`), so saving and loading safetensors is a rename.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import chex
@@ -75,8 +77,8 @@ class DecoderConfig:
       if type(value) not in allowed:
         names = ' or '.join(kind.__name__ for kind in allowed)
         raise ValueError(f'{field.name} ({value!r}) must be {names}')
-      if field.type is not bool and value <= 0:
-        raise ValueError(f'{field.name} ({value}) must be positive')
+      if field.type is not bool and not 0 < value < math.inf:
+        raise ValueError(f'{field.name} ({value}) must be positive and finite')
     if self.num_attention_heads % self.num_key_value_heads:
       raise ValueError(
         f'num_attention_heads ({self.num_attention_heads}) must be a multiple '
@@ -103,12 +105,16 @@ class DecoderConfig:
     return 'self_attn', Attention(self, rngs=rngs)
 
   def empty_cache(
-    self, layer: int, batch: int, length: int, dtype: jax.typing.DTypeLike
+    self,
+    layer: int,
+    batch: int,
+    pieces: Sequence[int],
+    dtype: jax.typing.DTypeLike,
   ) -> 'Cache':
     """Returns the zeroed cache of a layer; see `empty_caches`."""
     del layer
     return kv_cache.empty(
-      batch, self.num_key_value_heads, length, self.head_dim, dtype
+      batch, self.num_key_value_heads, self.head_dim, pieces, dtype
     )
 
 
@@ -203,9 +209,10 @@ class Attention(nnx.Module):
       cache = kv_cache.write(
         cache, keys, values, context.positions, context.rows
       )
-      mask = context.visible.mask
-      held = kv_cache.read(cache, mask.shape[-1], context.rows)
-      attended = attention.attend_cache(queries, held.keys, held.values, mask)
+      held = kv_cache.read(cache, context.rows)
+      attended = attention.attend_cache(
+        queries, held.keys, held.values, context.visible.mask
+      )
     if c.gated_attention:
       attended = attended * jax.nn.sigmoid(gates)
     return self.o_proj(attended.reshape(batch, length, -1)), cache
@@ -325,7 +332,6 @@ class Decoder(nnx.Module):
     tokens: jax.Array,
     positions: jax.Array,
     caches: tuple[Cache, ...],
-    attend_length: int,
     rows: jax.Array | None = None,
   ) -> tuple[jax.Array, tuple[Cache, ...]]:
     """Feeds new tokens to cached sequences.
@@ -337,9 +343,8 @@ class Decoder(nnx.Module):
       positions: [B, C] int32, rising by one; ABSENT for tokens that are not
         there, which follow those that are: they change no cache and their
         output is void.
-      caches: one cache a layer, filled below each sequence's first position.
-      attend_length: static; keys at or above this position are not read, so
-        every valid position must be below it.
+      caches: one cache a layer, filled below each sequence's first position;
+        every position that is there must be below their length.
       rows: [B] int32; the row of the caches that each sequence has, no row
         twice; None when there are as many and in their order. A row beyond the
         last is none: nothing is written.
@@ -347,7 +352,7 @@ class Decoder(nnx.Module):
     Returns:
       Hidden states [B, C, D] and the extended caches.
     """
-    keys = jnp.arange(attend_length)
+    keys = jnp.arange(kv_cache.length(caches))
     # Looked up: else every layer's loop over heads computes cosines anew.
     rotations = layers.rotation(keys, self.config.rotary_frequencies)
     context = Context(
@@ -375,9 +380,19 @@ def empty_caches(
   batch: int,
   length: int,
   dtype: jax.typing.DTypeLike = jnp.float32,
+  shortest_piece: int = kv_cache.SHORTEST,
 ) -> tuple[Cache, ...]:
-  """Returns zeroed caches for `batch` sequences of at most `length`."""
+  """Returns zeroed caches of the layers.
+
+  Args:
+    config: the decoder.
+    batch: sequences.
+    length: tokens that a sequence has at most.
+    dtype: of what is kept.
+    shortest_piece: positions in the first piece (see `kv_cache.ends`).
+  """
+  pieces = kv_cache.ends(length, shortest_piece)
   return tuple(
-    config.empty_cache(layer, batch, length, dtype)
+    config.empty_cache(layer, batch, pieces, dtype)
     for layer in range(config.num_hidden_layers)
   )

@@ -58,25 +58,22 @@ def shapes(config: Config, base: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: a target that names no matrix of a layer.
   """
-  found: dict[str, Any] = {}
-  missing = set(config.targets)
-  for name, value in base.items():
-    *_, layer, kind = ('', *name.split('.'))
-    inside = '.layers.' in name and kind == 'weight' and len(value.shape) == 2
-    if inside and layer in config.targets:
-      missing.discard(layer)
-      rows, columns = value.shape
-      for part, shape in (
-        ('A', (config.rank, columns)),
-        ('B', (rows, config.rank)),
-      ):
-        found[_name(name, part)] = jax.ShapeDtypeStruct(shape, np.float32)
-  if missing:
-    there = {name.split('.')[-2] for name in base if '.layers.' in name}
+  matrices = {
+    name: (name.split('.')[-2], value.shape)
+    for name, value in base.items()
+    if '.layers.' in name and name.endswith('.weight') and len(value.shape) == 2
+  }
+  there = {layer for layer, _ in matrices.values()}
+  if missing := sorted(set(config.targets) - there):
     raise ValueError(
-      f'targets {sorted(missing)} name no matrix of a layer; it has '
-      f'{sorted(there)}'
+      f'targets {missing} name no matrix of a layer; it has {sorted(there)}'
     )
+  found: dict[str, Any] = {}
+  for name, (layer, (rows, columns)) in matrices.items():
+    if layer in config.targets:
+      down, up = (config.rank, columns), (rows, config.rank)
+      found[_name(name, 'A')] = jax.ShapeDtypeStruct(down, np.float32)
+      found[_name(name, 'B')] = jax.ShapeDtypeStruct(up, np.float32)
   return found
 
 

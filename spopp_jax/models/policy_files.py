@@ -77,9 +77,18 @@ def load(directory: str | pathlib.Path) -> Policy:
     params = tensor_files.read(directory)
     params = _without_tied(config, _text_decoder(config, params))
     parameters.check(config, params)
+    _check_finite(params)
   except ValueError as error:
     raise PolicyError(f'{directory}: {error}') from error
   return Policy(config, params, tokenizer)
+
+
+def _check_finite(params: dict[str, np.ndarray]) -> None:
+  strange = [n for n, array in params.items() if not np.isfinite(array).all()]
+  if strange:
+    raise ValueError(
+      f'{len(strange)} tensors hold NaN or infinity, first {min(strange)}'
+    )
 
 
 def _text_decoder(

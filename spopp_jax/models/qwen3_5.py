@@ -10,6 +10,7 @@ Queries, keys and values pass a short causal convolution first.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -90,11 +91,15 @@ class Config(dense.DecoderConfig):
     return 'linear_attn', GatedDeltaNet(self, rngs=rngs)
 
   def empty_cache(
-    self, layer: int, batch: int, length: int, dtype: jax.typing.DTypeLike
+    self,
+    layer: int,
+    batch: int,
+    pieces: Sequence[int],
+    dtype: jax.typing.DTypeLike,
   ) -> dense.Cache:
     """Returns the zeroed cache of a layer."""
     if self.layer_types[layer] == FULL:
-      return super().empty_cache(layer, batch, length, dtype)
+      return super().empty_cache(layer, batch, pieces, dtype)
     mixed = 2 * self.key_width + self.value_width
     widths = (self.linear_key_head_dim, self.linear_value_head_dim)
     return DeltaCache(

@@ -161,7 +161,11 @@ class PretrainedTokenizer:
 
     Text that spells a special token (`<|im_end|>`) is split like any other
     text. Tokens that were added but are not special (`<think>`) are found.
+
+    Raises:
+      ValueError: half a character, which no text in UTF-8 has.
     """
+    word_tokenizer.check_text(text)
     ids = self._fast.encode(
       text, add_special_tokens=False, split_special_tokens=True
     )

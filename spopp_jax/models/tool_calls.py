@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _OPEN, _CLOSE = '<tool_call>', '</tool_call>'
+_TAGS = re.compile(f'{_OPEN}|{_CLOSE}')
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
   'string': str,
   'integer': int,
@@ -172,8 +173,8 @@ def _broken(text: str, problem: str, name: str = '') -> ToolCall:
 
 def _end_of_broken(text: str, start: int) -> int:
   """Returns where a broken call ends: after its closing tag or at the next."""
-  for tag in re.finditer(f'{_OPEN}|{_CLOSE}', text[start:]):
-    return start + (tag.start() if tag[0] == _OPEN else tag.end())
+  if tag := _TAGS.search(text, start):
+    return tag.start() if tag[0] == _OPEN else tag.end()
   return len(text)
 
 
@@ -385,9 +386,7 @@ def _xml_system(text: str, tools: Sequence[Mapping[str, Any]]) -> str:
   )
 
 
-JSON = ToolFormat(
-  'json', re.compile('</?tool_call>'), _json_system, _write_json, _read_json
-)
+JSON = ToolFormat('json', _TAGS, _json_system, _write_json, _read_json)
 XML = ToolFormat(
   'xml',
   re.compile('</?tool_call>|<function=|<parameter='),

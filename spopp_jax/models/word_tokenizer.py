@@ -48,6 +48,14 @@ _PHRASES = (
 _WORDS = r'[a-zA-Z]+ \d+|[a-zA-Z]+|\d+|[^\sa-zA-Z\d]'
 
 
+def check_text(text: str) -> None:
+  """Raises ValueError where a text holds half a character."""
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(f'text holds half a character: {error}') from error
+
+
 class WordTokenizer:
   """Maps text to ids and sampled ids back to the command they spell.
 
@@ -127,7 +135,12 @@ class WordTokenizer:
     return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns [T] int32 ids; unknown words become `<unk>`."""
+    """Returns [T] int32 ids; unknown words become `<unk>`.
+
+    Raises:
+      ValueError: half a character, which no text in UTF-8 has.
+    """
+    check_text(text)
     return np.asarray(self._tokenizer.encode(text).ids, np.int32)
 
   def decode(self, tokens: Iterable[int]) -> str:

@@ -66,7 +66,7 @@ class Sampled(NamedTuple):
 def prefill(
   params: parameters.Parameters,
   caches: Caches,
-  rows: jax.Array,
+  rows: jax.Array | None,
   tokens: jax.Array,
   positions: jax.Array,
   *,
@@ -78,14 +78,17 @@ def prefill(
   Args:
     params: the decoder's parameters by name.
     caches: one a layer, donated.
-    rows: [P] int32; slots that are fed; beyond the last is none.
+    rows: [P] int32; slots that are fed; beyond the last is none. None when
+      they are all, in their order.
     tokens: [P, C] int32.
     positions: [P, C] int32; dense.ABSENT for tokens that are not there.
     graphdef: the decoder's structure.
-    attend_length: static; cache positions read.
+    attend_length: static; end of the last piece of the caches that is read.
   """
   decoder = parameters.bind(graphdef, params)
-  return decoder.extend(tokens, positions, caches, attend_length, rows)[1]
+  read = kv_cache.below(caches, attend_length)
+  extended = decoder.extend(tokens, positions, read, rows)[1]
+  return kv_cache.put_below(caches, extended)
 
 
 def copy_rows(caches: Caches, sources: jax.Array, targets: jax.Array) -> Caches:
@@ -123,7 +126,7 @@ def decode(
     graphdef: the decoder's structure.
     stop_ids: a turn ends with the first of these.
     num_tokens: static width K of the outputs.
-    attend_length: static; cache positions read.
+    attend_length: static; end of the last piece of the caches that is read.
     truncation_width: static; the most tokens that a slot which truncates may
       keep; 0 when none does.
 
@@ -137,9 +140,7 @@ def decode(
     step, token, sampled, caches = carry
     position = settings.position + step
     fed = jnp.where(sampled.alive, position, dense.ABSENT)
-    hidden, caches = decoder.extend(
-      token[:, None], fed[:, None], caches, attend_length
-    )
+    hidden, caches = decoder.extend(token[:, None], fed[:, None], caches)
     drawn = _distribution(
       decoder.logits(hidden[:, 0]), settings, truncation_width
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spopp_jax import types
-from spopp_jax.models import dense, parameters
+from spopp_jax.models import dense, kv_cache, parameters
 from spopp_jax.sampler import base, decoding, kept_sets, prefixes
 
 # In float32, where 1 - 1e-9 would be 1 and mean that top-p is off.
@@ -77,8 +77,8 @@ class DecodeEngine:
     stop_ids: Sequence[int],
     compute_dtype: str = 'float32',
     tokens_a_step: int = 16,
-    feed_buckets: Sequence[int] = (16, 64, 256),
-    attend_multiple: int = 64,
+    feed_buckets: Sequence[int] = (16, 32, 64, 256),
+    shortest_piece: int = kv_cache.SHORTEST,
     min_shared: int = 16,
   ):
     """Allocates the cache.
@@ -93,7 +93,8 @@ class DecodeEngine:
       tokens_a_step: tokens that a step samples of a slot at most.
       feed_buckets: increasing numbers of tokens that a step feeds a slot;
         longer queues take several steps.
-      attend_multiple: cache positions read are rounded up to this.
+      shortest_piece: cache positions that are read at least; see
+        `kv_cache.ends`.
       min_shared: tokens that a prompt must share before they are copied.
 
     Raises:
@@ -115,7 +116,11 @@ class DecodeEngine:
     self._max_turn_tokens = max_turn_tokens
     self._tokens_a_step = min(tokens_a_step, max_turn_tokens)
     self._feed_buckets = tuple(feed_buckets)
-    self._attend_multiple = attend_multiple
+    self._ends = kv_cache.ends(max_context, shortest_piece)
+    self._empty_caches = functools.partial(
+      dense.empty_caches,
+      *(config, num_slots, max_context, compute_dtype, shortest_piece),
+    )
     self._min_shared = min_shared
     self._slots: dict[int, _Slot] = {}
     self._parameters: dict[str, jax.Array] = {}
@@ -212,11 +217,6 @@ class DecodeEngine:
     ready = {s: v for s, v in active.items() if v.num_waiting == 1}
     return self._sample(ready) if ready else []
 
-  def _empty_caches(self) -> decoding.Caches:
-    return dense.empty_caches(
-      self._config, self.num_slots, self.max_context, self._compute_dtype
-    )
-
   def _share(self, active: Mapping[int, _Slot]) -> set[int]:
     """Copies prompts' beginnings that are there; returns who waits for one."""
     copies, waiting = [], set()
@@ -266,18 +266,20 @@ class DecodeEngine:
     rows = np.full(count, self.num_slots, np.int32)
     tokens = np.zeros((count, width), np.int32)
     positions = np.full((count, width), dense.ABSENT, np.int32)
+    everyone = count == self.num_slots
     for i, (slot, state) in enumerate(chunk.items()):
+      row = slot if everyone else i
       fed = min(width, state.num_waiting - 1)
       end = state.length + fed
-      rows[i] = slot
-      tokens[i, :fed] = state.tokens[state.length : end]
-      positions[i, :fed] = np.arange(state.length, end)
-      self._cached.write(slot, state.length, tokens[i, :fed])
+      rows[row] = slot
+      tokens[row, :fed] = state.tokens[state.length : end]
+      positions[row, :fed] = np.arange(state.length, end)
+      self._cached.write(slot, state.length, tokens[row, :fed])
       state.length = end
     self._caches = self._prefill(
       self._parameters,
       self._caches,
-      rows,
+      None if everyone else rows,
       tokens,
       positions,
       attend_length=self._attend_length(
@@ -382,8 +384,7 @@ class DecodeEngine:
     return size
 
   def _attend_length(self, needed: int) -> int:
-    rounded = -(-needed // self._attend_multiple) * self._attend_multiple
-    return min(rounded, self.max_context)
+    return next(end for end in self._ends if end >= needed)
 
   def _truncation_width(self, settings: decoding.Settings) -> int:
     """Returns how many tokens a truncating slot may keep; 0 without any."""

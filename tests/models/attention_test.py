@@ -149,7 +149,8 @@ def test_splash_computes_what_xla_does():
 @pytest.mark.parametrize(
   'dtype, error', [('float32', 1e-6), ('bfloat16', 2e-2)]
 )
-def test_a_cache_is_attended_as_rows_are(dtype, error):
+@pytest.mark.parametrize('cut', [[(0, 5)], [(0, 2), (2, 3), (3, 5)]])
+def test_a_cache_is_attended_as_rows_are(dtype, error, cut):
   keys = jax.random.split(jax.random.key(0), 3)
   draw = lambda key, *shape: jax.random.normal(key, shape).astype(dtype)
   queries = draw(keys[0], 2, 3, 4, 8)
@@ -157,8 +158,12 @@ def test_a_cache_is_attended_as_rows_are(dtype, error):
   # Queries at 2, 3, 4; another sequence's at 0, 1, 2.
   positions = jnp.array([[2, 3, 4], [0, 1, 2]])
   mask = jnp.arange(5)[None, None] <= positions[:, :, None]
+  pieces = lambda x: [x[:, start:end] for start, end in cut]
   attended = attention.attend_cache(
-    queries, held.transpose(0, 2, 3, 1), values.swapaxes(1, 2), mask
+    queries,
+    [piece.transpose(0, 2, 3, 1) for piece in pieces(held)],
+    [piece.swapaxes(1, 2) for piece in pieces(values)],
+    mask,
   )
   assert attended.dtype == dtype
   expected = attention.attend(

@@ -44,10 +44,10 @@ def forward(config, params, tokens, positions, segments):
   return decoder.logits(decoder.hidden(tokens, positions, segments))
 
 
-@functools.partial(jax.jit, static_argnames='attend_length')
-def extend(params, tokens, positions, caches, attend_length):
+@jax.jit
+def extend(params, tokens, positions, caches):
   decoder = parameters.bind(parameters.graph(CONFIG)[0], params)
-  hidden, caches = decoder.extend(tokens, positions, caches, attend_length)
+  hidden, caches = decoder.extend(tokens, positions, caches)
   return decoder.logits(hidden), caches
 
 
@@ -146,12 +146,12 @@ def test_cached_decoding_equals_the_full_forward(chunks):
   params = make_parameters()
   tokens = np.random.default_rng(1).integers(0, 23, (2, 12)).astype(np.int32)
   expected = np.stack([alone(params, row) for row in tokens])
-  caches = dense.empty_caches(CONFIG, 2, 16)
+  caches = dense.empty_caches(CONFIG, 2, 14, shortest_piece=3)
   start, outputs = 0, []
   for size in chunks:
     span = np.arange(start, start + size, dtype=np.int32)
     logits, caches = extend(
-      params, tokens[:, span], np.stack([span, span]), caches, 14
+      params, tokens[:, span], np.stack([span, span]), caches
     )
     outputs.append(logits)
     start += size
@@ -170,18 +170,19 @@ def test_ragged_starts_and_absent_tokens():
   for row, (sequence, head) in enumerate(((b, 3), (c, 7))):
     tokens[row, :head] = sequence[:head]
     positions[row, :head] = np.arange(head)
-  _, caches = extend(params, tokens, positions, caches, 8)
+  _, caches = extend(params, tokens, positions, caches)
   # Row 0 has one token left, row 1 two: the second is absent from row 0.
   tokens = np.array([[b[3], 22], [c[7], c[8]]], np.int32)
   positions = np.array([[3, absent + 5], [7, 8]], np.int32)
-  logits, caches = extend(params, tokens, positions, caches, 9)
+  logits, caches = extend(params, tokens, positions, caches)
   np.testing.assert_allclose(logits[0, 0], alone(params, b)[3], atol=1e-5)
   np.testing.assert_allclose(logits[1], alone(params, c)[7:], atol=1e-5)
-  for array in jax.tree.leaves(caches):
-    assert not np.asarray(array[0, 4:]).any()
-    assert not np.asarray(array[1, 9:]).any()
-    assert np.asarray(array[0, :4]).any(axis=(1, 2)).all()
-    assert np.asarray(array[1, :9]).any(axis=(1, 2)).all()
+  for cache in caches:
+    (keys,), (values,) = cache
+    for array in (keys.swapaxes(2, 3), values):
+      written = np.asarray(array).any(axis=(1, 3))  # [B, T]
+      np.testing.assert_array_equal(written[0], np.arange(10) < 4)
+      np.testing.assert_array_equal(written[1], np.arange(10) < 9)
 
 
 def test_what_a_cache_holds_at_later_positions_is_not_read():
@@ -189,9 +190,9 @@ def test_what_a_cache_holds_at_later_positions_is_not_read():
   tokens = sequences()[1][None]
   positions = np.arange(4, dtype=np.int32)[None]
   empty = dense.empty_caches(CONFIG, 1, 8)
-  clean, _ = extend(params, tokens, positions, empty, 8)
+  clean, _ = extend(params, tokens, positions, empty)
   dirty = jax.tree.map(lambda x: x + 7.0, empty)
-  stale, _ = extend(params, tokens, positions, dirty, 8)
+  stale, _ = extend(params, tokens, positions, dirty)
   np.testing.assert_array_equal(stale, clean)
 
 
@@ -246,6 +247,8 @@ def test_tied_logits_use_the_embedding_and_untied_their_own_matrix():
     ({'head_dim': 5}, r'head_dim \(5\) must be even'),
     ({'hidden_size': 0}, r'hidden_size \(0\) must be positive'),
     ({'rms_norm_eps': -1e-6}, r'rms_norm_eps \(-1e-06\)'),
+    ({'rope_theta': float('nan')}, r'rope_theta \(nan\) must be positive'),
+    ({'rope_theta': float('inf')}, r'rope_theta \(inf\).*finite'),
   ],
 )
 def test_impossible_sizes_are_refused(change, words):

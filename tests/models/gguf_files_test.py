@@ -142,7 +142,7 @@ def test_what_is_no_llama_is_refused(tmp_path):
 @functools.partial(jax.jit, static_argnums=0)
 def next_token(graphdef, params, tokens, positions, caches):
   decoder = parameters.bind(graphdef, params)
-  hidden, caches = decoder.extend(tokens, positions, caches, 80)
+  hidden, caches = decoder.extend(tokens, positions, caches)
   return jnp.argmax(decoder.logits(hidden[:, -1]), -1), caches
 
 

@@ -51,7 +51,7 @@ def logits_of(graphdef, params, rows, positions, segments):
 @functools.partial(jax.jit, static_argnums=0)
 def extend(graphdef, params, rows, positions, caches):
   decoder = parameters.bind(graphdef, params)
-  hidden, caches = decoder.extend(rows, positions, caches, LENGTH)
+  hidden, caches = decoder.extend(rows, positions, caches)
   return decoder.logits(hidden), caches
 
 
@@ -98,7 +98,7 @@ def test_packed_rows_and_cached_decoding_give_the_same(variant, recorded):
   np.testing.assert_allclose(packed[0, other:], expected, atol=5e-5)
   np.testing.assert_allclose(packed[0, :other], expected[:other], atol=5e-5)
   # In pieces through a cache.
-  caches = dense.empty_caches(config, 1, LENGTH)
+  caches = dense.empty_caches(config, 1, LENGTH, shortest_piece=16)
   pieces = []
   for start, end in ((0, 17), (17, 18), (18, 33), (33, LENGTH)):
     positions = np.arange(start, end, dtype=np.int32)[None]

@@ -95,8 +95,11 @@ def test_attached_adapters_compute_what_the_merged_parameters_do():
 @pytest.mark.parametrize('target', ['q_projection', 'embed_tokens', 'q_norm'])
 def test_a_target_that_is_no_matrix_of_a_layer_is_refused(target):
   config = lora.Config(rank=1, alpha=1.0, targets=('q_proj', target))
-  with pytest.raises(ValueError, match=rf"\['{target}'\] name no matrix"):
+  with pytest.raises(ValueError, match=rf"\['{target}'\] name no matrix") as e:
     lora.shapes(config, base())
+  said = str(e.value).split('it has')[1]
+  assert "'down_proj'" in said
+  assert 'norm' not in said
 
 
 @pytest.mark.parametrize(

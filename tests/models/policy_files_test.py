@@ -202,6 +202,18 @@ def test_parameters_of_another_model_are_refused(saved):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize('value', [np.nan, -np.inf])
+def test_parameters_that_are_no_numbers_are_refused(saved, value):
+  path = saved / 'model.safetensors'
+  params = safetensors.numpy.load_file(path)
+  params['model.norm.weight'][1] = value
+  safetensors.numpy.save_file(params, path)
+  with pytest.raises(
+    policy_files.PolicyError, match=r'first model\.norm\.weight'
+  ):
+    policy_files.load(saved)
+
+
 def test_a_tokenizer_may_not_exceed_the_vocabulary(tmp_path):
   size = make_policy().tokenizer.vocab_size
   policy_files.save(tmp_path / 'more', make_policy(size + 3))  # padded is fine

@@ -48,6 +48,13 @@ def test_added_tokens_are_found_and_special_ones_are_not(directory):
     got.special_id('<think>')
 
 
+def test_half_a_character_is_refused(directory):
+  words = word_tokenizer.WordTokenizer.build(['go'])
+  for kind in (tokenizer.load(directory), words):
+    with pytest.raises(ValueError, match='half a character'):
+      kind.encode('go \ud800')
+
+
 def test_ids_without_a_token_have_no_text(directory):
   got = tokenizer.load(directory)
   ids = got.encode('go to')

@@ -64,7 +64,7 @@ def make_engine(config, kind=Counting, **changes):
     'stop_ids': (END,),
     'tokens_a_step': 4,
     'feed_buckets': (4, 8),
-    'attend_multiple': 32,
+    'shortest_piece': 32,
     'min_shared': 4,
   }
   engine = kind(config, **(settings | changes))

@@ -31,7 +31,7 @@ def shared_engine():
     max_turn_tokens=TURN,
     stop_ids=(END,),
     feed_buckets=(4, 8),
-    attend_multiple=16,
+    shortest_piece=16,
   )
 
 
@@ -106,7 +106,7 @@ def test_a_turn_ends_with_the_first_of_several_stop_ids(engine):
     max_turn_tokens=TURN,
     stop_ids=(2, END),
     feed_buckets=(4, 8),
-    attend_multiple=16,
+    shortest_piece=16,
   )
   other.load(make_parameters(), version=3, checksum='abc')
   ended = []

@@ -33,7 +33,7 @@ def engine():
     max_turn_tokens=TURN,
     stop_ids=(END,),
     feed_buckets=(8,),
-    attend_multiple=CONTEXT,
+    shortest_piece=CONTEXT,
   )
   engine.load(make_parameters(), version=3, checksum='abc')
   return engine

@@ -56,7 +56,7 @@ def world():
     max_turn_tokens=SAMPLING.max_turn_tokens,
     stop_ids=words.stop_ids,
     feed_buckets=(64,),
-    attend_multiple=CONTEXT,
+    shortest_piece=CONTEXT,
   )
   return config, rollout.RolloutDriver(decoder, tasks, words)
 

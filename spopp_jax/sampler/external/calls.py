@@ -10,6 +10,9 @@ from typing import Any
 
 from spopp_jax.sampler import errors
 
+# A question that no token has to be generated for.
+CONTROL_DEADLINE_S = 60.0
+
 
 class Address:
   """Where a server listens.
@@ -50,6 +53,17 @@ class Address:
         self._host, self._port, timeout=timeout_s
       )
     return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+  def ask(
+    self,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    deadline_s: float = CONTROL_DEADLINE_S,
+  ) -> Any:
+    """Makes a `Call` and returns its answer."""
+    return Call(self, method, path, body, deadline_s=deadline_s).run()
 
 
 class Call:

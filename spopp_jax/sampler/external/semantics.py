@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from spopp_jax import types
 from spopp_jax.sampler import errors
-from spopp_jax.sampler.external import servers
+from spopp_jax.sampler.external import calls, servers
 
 _TEMPERATURE = 2.0
 _NUM_PROMPTS = 64
@@ -52,10 +52,11 @@ def measure(server: servers.Server, *, vocab_size: int) -> Semantics:
   label = server.label()
   for number in range(_NUM_PROMPTS):
     tokens = [(7 * number + 1) % vocab_size, number % vocab_size]
-    gap = server.leading_gap(tokens, 1.0)
+    gap = _leading_gap(server, tokens, label, 1.0)
     if not _TELLING_GAP[0] < gap < _TELLING_GAP[1]:
       continue
-    ratios.append(server.leading_gap(tokens, _TEMPERATURE) / gap)
+    cooled = _leading_gap(server, tokens, label, _TEMPERATURE)
+    ratios.append(cooled / gap)
     certain.append(_alone(server, tokens, label))
     if len(ratios) == _ENOUGH:
       break
@@ -80,17 +81,35 @@ def measure(server: servers.Server, *, vocab_size: int) -> Semantics:
   return Semantics(kind, after)
 
 
-def _alone(server: servers.Server, tokens: list[int], label: str) -> bool:
-  """Returns whether the one token that top_k = 1 leaves has log-prob 0."""
-  prompt = servers.Prompt(
+def _leading_gap(
+  server: servers.Server, tokens: list[int], label: str, temperature: float
+) -> float:
+  """Returns how much likelier the likeliest token is than the second; nats."""
+  sampling = types.SamplingParams(temperature=temperature)
+  found = server.likeliest(_one_token(tokens, label, sampling))
+  if len(found) < 2:
+    raise errors.EngineRefused(f'no two log-probs for a token: {list(found)}')
+  first, second, *_ = sorted(found, reverse=True)
+  return first - second
+
+
+def _one_token(
+  tokens: list[int], label: str, sampling: types.SamplingParams
+) -> servers.Prompt:
+  return servers.Prompt(
     tokens=tokens,
     seed=0,
-    sampling=types.SamplingParams(top_k=1),
+    sampling=sampling,
     budget=1,
     stop_ids=(),
     label=label,
   )
-  call = server.generation(prompt, deadline_s=servers.CONTROL_DEADLINE_S)
+
+
+def _alone(server: servers.Server, tokens: list[int], label: str) -> bool:
+  """Returns whether the one token that top_k = 1 leaves has log-prob 0."""
+  prompt = _one_token(tokens, label, types.SamplingParams(top_k=1))
+  call = server.generation(prompt, deadline_s=calls.CONTROL_DEADLINE_S)
   answer = server.read(call.run(), prompt)
   return math.isclose(answer.logprobs[0], 0.0, abs_tol=_CERTAIN)
 

@@ -10,9 +10,6 @@ from spopp_jax import types
 from spopp_jax.sampler import errors
 from spopp_jax.sampler.external import calls
 
-# A question that no token has to be generated for.
-CONTROL_DEADLINE_S = 60.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -87,15 +84,14 @@ class Server(Protocol):
   def read(self, answer: Any, prompt: Prompt) -> Answer:
     """Reads what that call returned."""
 
-  def leading_gap(self, tokens: Sequence[int], temperature: float) -> float:
-    """Returns how much likelier the likeliest next token is than the second.
+  def likeliest(self, prompt: Prompt) -> Sequence[float]:
+    """Returns log-probs of the likeliest next tokens as it reports them.
 
     Args:
-      tokens: ids so far.
-      temperature: to sample with, not truncated.
+      prompt: a budget of one token, not truncated.
 
     Returns:
-      The difference of their log-probs as the server reports them; nats.
+      [2 or more] nats, in any order.
     """
 
   def pause(self) -> None:

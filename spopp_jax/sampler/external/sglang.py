@@ -27,7 +27,7 @@ class Sglang:
 
   def facts(self) -> servers.Facts:
     """Returns what the server says, and remembers how many ids it can keep."""
-    info = self._call('GET', '/server_info')
+    info = self._address.ask('GET', '/server_info')
     try:
       # A server that does not know the mask has no such setting.
       self._most_kept = int(info.get('sampling_mask_max_tokens') or 0)
@@ -99,35 +99,26 @@ class Sglang:
         f'{errors.shown(answer)}'
       ) from error
 
-  def leading_gap(self, tokens: Sequence[int], temperature: float) -> float:
-    """Returns the gap between the two likeliest next tokens in nats."""
-    prompt = servers.Prompt(
-      tokens=tokens,
-      seed=0,
-      sampling=types.SamplingParams(temperature=temperature),
-      budget=1,
-      stop_ids=(),
-      label=self.label(),
-    )
+  def likeliest(self, prompt: servers.Prompt) -> Sequence[float]:
+    """Returns the log-probs of the likeliest next tokens."""
     answer = self._generation(
-      prompt, {'top_logprobs_num': 2}, servers.CONTROL_DEADLINE_S
+      prompt, {'top_logprobs_num': 2}, calls.CONTROL_DEADLINE_S
     ).run()
     try:
       (top,) = answer['meta_info']['output_top_logprobs']
-      first, second = sorted((float(entry[0]) for entry in top), reverse=True)
+      return [float(entry[0]) for entry in top]
     except (IndexError, KeyError, TypeError, ValueError) as error:
       raise errors.EngineRefused(
-        f'no two log-probs for a token: {errors.shown(answer)}'
+        f'no log-probs for a token: {errors.shown(answer)}'
       ) from error
-    return first - second
 
   def pause(self) -> None:
     """Aborts what is generated and generates nothing until `resume`."""
-    self._call('POST', '/pause_generation', {'mode': 'abort'})
+    self._address.ask('POST', '/pause_generation', {'mode': 'abort'})
 
   def update(self, directory: str, label: str, *, deadline_s: float) -> None:
     """Takes weights with their label, then drops the prefix cache."""
-    answer = self._call(
+    answer = self._address.ask(
       'POST',
       '/update_weights_from_disk',
       {'model_path': directory, 'weight_version': label},
@@ -135,15 +126,15 @@ class Sglang:
     )
     if not isinstance(answer, dict) or answer.get('success') is not True:
       raise errors.EngineRefused(f'no update: {errors.shown(answer)}')
-    self._call('POST', '/flush_cache')
+    self._address.ask('POST', '/flush_cache')
 
   def resume(self) -> None:
     """Generates again."""
-    self._call('POST', '/continue_generation', {})
+    self._address.ask('POST', '/continue_generation', {})
 
   def label(self) -> str:
     """Returns the label of the weights, 'default' before the first update."""
-    answer = self._call('GET', '/model_info')
+    answer = self._address.ask('GET', '/model_info')
     if not isinstance(answer, dict) or 'weight_version' not in answer:
       raise errors.EngineRefused(f'/model_info: {errors.shown(answer)}')
     return str(answer['weight_version'])
@@ -181,15 +172,3 @@ class Sglang:
     return calls.Call(
       self._address, 'POST', '/generate', body, deadline_s=deadline_s
     )
-
-  def _call(
-    self,
-    method: str,
-    path: str,
-    body: object = None,
-    *,
-    deadline_s: float = servers.CONTROL_DEADLINE_S,
-  ) -> Any:
-    return calls.Call(
-      self._address, method, path, body, deadline_s=deadline_s
-    ).run()

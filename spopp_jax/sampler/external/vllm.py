@@ -43,7 +43,7 @@ class Vllm:
 
   def facts(self) -> servers.Facts:
     """Returns what the server says, and remembers how it reports sampling."""
-    info = self._call('GET', '/server_info?config_format=json')
+    info = self._address.ask('GET', '/server_info?config_format=json')
     try:
       model = info['vllm_config']['model_config']
       device = info['vllm_config']['device_config']['device']
@@ -135,53 +135,42 @@ class Vllm:
         f'{errors.shown(answer)}'
       ) from error
 
-  def leading_gap(self, tokens: Sequence[int], temperature: float) -> float:
-    """Returns the gap between the two likeliest next tokens in nats."""
-    prompt = servers.Prompt(
-      tokens=tokens,
-      seed=0,
-      sampling=types.SamplingParams(temperature=temperature),
-      budget=1,
-      stop_ids=(),
-      label=self.label(),
-    )
+  def likeliest(self, prompt: servers.Prompt) -> Sequence[float]:
+    """Returns the log-probs of the likeliest next tokens."""
     # The sampled token comes first and takes the place of the last one asked.
-    answer = self._generation(prompt, 3, servers.CONTROL_DEADLINE_S).run()
+    answer = self._generation(prompt, 3, calls.CONTROL_DEADLINE_S).run()
     try:
       (entry,) = answer['choices'][0]['logprobs']['content']
-      first, second, *_ = sorted(
-        (float(top['logprob']) for top in entry['top_logprobs']), reverse=True
-      )
+      return [float(top['logprob']) for top in entry['top_logprobs']]
     except (KeyError, TypeError, ValueError, IndexError) as error:
       raise errors.EngineRefused(
-        f'no two log-probs for a token: {errors.shown(answer)}'
+        f'no log-probs for a token: {errors.shown(answer)}'
       ) from error
-    return first - second
 
   def pause(self) -> None:
     """Aborts what is generated and generates nothing until `resume`."""
-    self._call('POST', '/pause?mode=abort')
+    self._address.ask('POST', '/pause?mode=abort')
 
   def update(self, directory: str, label: str, *, deadline_s: float) -> None:
     """Reloads in place, drops the prefix cache, then sets the label."""
-    self._call(
+    self._address.ask(
       'POST',
       '/collective_rpc',
       {'method': 'reload_weights', 'kwargs': {'weights_path': directory}},
       deadline_s=deadline_s,
     )
-    answer = self._call('POST', '/reset_prefix_cache')
+    answer = self._address.ask('POST', '/reset_prefix_cache')
     if not isinstance(answer, dict) or answer.get('success') is not True:
       raise errors.EngineRefused(f'the prefix cache was not dropped: {answer}')
-    self._call('POST', '/update_weight_version', {'new_version': label})
+    self._address.ask('POST', '/update_weight_version', {'new_version': label})
 
   def resume(self) -> None:
     """Generates again."""
-    self._call('POST', '/resume')
+    self._address.ask('POST', '/resume')
 
   def label(self) -> str:
     """Returns the label of the weights, 'default' before the first update."""
-    answer = self._call('GET', '/weight_info')
+    answer = self._address.ask('GET', '/weight_info')
     if not isinstance(answer, dict) or 'weight_version' not in answer:
       raise errors.EngineRefused(f'/weight_info: {errors.shown(answer)}')
     return str(answer['weight_version'])
@@ -243,15 +232,3 @@ class Vllm:
         'with --return-sampling-mask), or they are not what its mode says'
       )
     return sorted(kept)
-
-  def _call(
-    self,
-    method: str,
-    path: str,
-    body: object = None,
-    *,
-    deadline_s: float = servers.CONTROL_DEADLINE_S,
-  ) -> Any:
-    return calls.Call(
-      self._address, method, path, body, deadline_s=deadline_s
-    ).run()
