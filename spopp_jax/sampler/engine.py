@@ -77,7 +77,7 @@ class DecodeEngine:
     stop_ids: Sequence[int],
     compute_dtype: str = 'float32',
     tokens_a_step: int = 16,
-    feed_buckets: Sequence[int] = (16, 32, 64, 256),
+    feed_buckets: Sequence[int] = (8, 16, 24, 32, 64, 256),
     shortest_piece: int = kv_cache.SHORTEST,
     min_shared: int = 16,
   ):
