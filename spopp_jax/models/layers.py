@@ -73,7 +73,8 @@ class RMSNorm(nnx.Module):
       jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon
     )
     weight = self.weight[...].astype(jnp.float32) + self.offset
-    return (x * jnp.broadcast_to(weight, x.shape)).astype(inputs.dtype)
+    # Of one row: broadcast, it would be kept whole for the gradient.
+    return (x * weight.reshape(*(1,) * (x.ndim - 1), -1)).astype(inputs.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
