@@ -22,7 +22,13 @@ import pytest
 import scripted
 
 from spopp_jax import types
-from spopp_jax.models import config_files, dense, parameters, tensor_files
+from spopp_jax.models import (
+  config_files,
+  dense,
+  parameters,
+  qwen3_5,
+  tensor_files,
+)
 from spopp_jax.sampler import client, handshake, rollout, service
 from spopp_jax.sampler.external import calls
 from spopp_jax.sampler.external import engine as engine_lib
@@ -45,6 +51,23 @@ CONFIG = dense.DecoderConfig(
   intermediate_size=96,
   tie_word_embeddings=False,
 )
+# Widths that vLLM's kernels for a CPU have.
+QWEN3_5 = qwen3_5.Config(
+  vocab_size=200,
+  hidden_size=64,
+  num_hidden_layers=4,
+  num_attention_heads=2,
+  num_key_value_heads=1,
+  head_dim=64,
+  intermediate_size=96,
+  tie_word_embeddings=False,
+  layer_types=(*('linear_attention',) * 3, 'full_attention'),
+  partial_rotary_factor=0.5,
+  linear_num_key_heads=2,
+  linear_num_value_heads=4,
+  linear_key_head_dim=128,
+  linear_value_head_dim=128,
+)
 CONTEXT = 100
 TURN = 24
 START_S = 300.0
@@ -57,9 +80,9 @@ GRID = [
 ]
 
 
-def make_parameters(seed):
+def make_parameters(seed, config=CONFIG):
   rng = np.random.default_rng(seed)
-  _, shapes = parameters.graph(CONFIG)
+  _, shapes = parameters.graph(config)
   return {
     name: rng.normal(name.endswith('norm.weight'), 0.2, value.shape).astype(
       'f4'
@@ -69,20 +92,20 @@ def make_parameters(seed):
 
 
 @contextlib.contextmanager
-def running(directory, *options):
+def running(directory, *options, config=CONFIG, dtype='float32'):
   """Runs a vLLM server on weights of its own; yields its address."""
   policy = directory / 'policy'
   policy.mkdir()
-  fields = json.dumps(config_files.to_fields(CONFIG))
+  fields = json.dumps(config_files.to_fields(config))
   (policy / 'config.json').write_text(fields)
-  tensor_files.write(policy, make_parameters(100))
+  tensor_files.write(policy, make_parameters(100, config))
   with socket.create_server(('127.0.0.1', 0)) as listener:
     port = listener.getsockname()[1]
   command = [
     *(PYTHON, '-m', 'vllm.entrypoints.openai.api_server'),
     *('--model', str(policy), '--host', '127.0.0.1', '--port', str(port)),
     *('--skip-tokenizer-init', '--enable-scale-out', '--enforce-eager'),
-    *('--dtype', 'float32', '--max-model-len', '128', '--max-num-seqs', '8'),
+    *('--dtype', dtype, '--max-model-len', '128', '--max-num-seqs', '8'),
     *options,
   ]
   environment = os.environ | {
@@ -335,3 +358,39 @@ def test_raw_log_probs_are_measured_and_declared(tmp_path):
         assert all(turn.kept is None for turn in episode.turns)
         plain = dataclasses.replace(episode, sampling=PLAIN)
         check(plain.trajectory(), params, truncates=False)
+
+
+def chosen_logprobs(config, params, trajectory):
+  """Returns the log-probs of sampled tokens by our decoder, in float64."""
+  logits = engine_world.action_logits(config, params, trajectory, CONTEXT)
+  tokens = trajectory.tokens[trajectory.action_mask]
+  return [
+    world.log_softmax(row.astype(np.float64))[token]
+    for row, token in zip(logits, tokens, strict=True)
+  ]
+
+
+def test_an_exported_qwen3_5_says_what_ours_does(tmp_path):
+  # bfloat16: vLLM's gated delta net on a CPU computes in nothing else. It may
+  # be as far from float32 as ours in bfloat16 is, and not much more.
+  asked = subprocess.run([PYTHON, '-c', 'import torchvision'], check=False)
+  if asked.returncode:
+    pytest.skip('vLLM imports torchvision for a Qwen3.5')
+  options = ('--logprobs-mode', 'processed_logprobs', '--max-logprobs', '-1')
+  errors, ours = [], []
+  with running(tmp_path, *options, config=QWEN3_5, dtype='bfloat16') as address:
+    decoder = engine_lib.connect(
+      address, QWEN3_5, **limits(tmp_path / 'weights')
+    )
+    for version in (1, 2):
+      params = make_parameters(version, QWEN3_5)
+      decoder.load(params, version=version, checksum=f'{version:064x}')
+      halved = parameters.cast(params, 'bfloat16')
+      for episode in play(decoder, PLAIN):
+        trajectory = episode.trajectory()
+        exact = chosen_logprobs(QWEN3_5, params, trajectory)
+        found = trajectory.behaviour_logprobs[trajectory.action_mask]
+        rounded = chosen_logprobs(QWEN3_5, halved, trajectory)
+        errors.extend(np.abs(np.subtract(found, exact)))
+        ours.extend(np.abs(np.subtract(rounded, exact)))
+  assert np.mean(errors) < 2 * np.mean(ours) < 0.2
