@@ -352,7 +352,8 @@ class Decoder(nnx.Module):
     Returns:
       Hidden states [B, C, D] and the extended caches.
     """
-    keys = jnp.arange(kv_cache.length(caches))
+    # At least one to look up, also where no layer attends.
+    keys = jnp.arange(max(1, kv_cache.length(caches)))
     # Looked up: else every layer's loop over heads computes cosines anew.
     rotations = layers.rotation(keys, self.config.rotary_frequencies)
     context = Context(

@@ -172,6 +172,16 @@ def test_a_cache_is_attended_as_rows_are(dtype, error, cut):
   np.testing.assert_allclose(
     np.float32(attended), np.float32(expected), atol=error
   )
+  # Alone, a query is multiplied with piece by piece.
+  alone = attention.attend_cache(
+    queries[:, :1],
+    [piece.transpose(0, 2, 3, 1) for piece in pieces(held)],
+    [piece.swapaxes(1, 2) for piece in pieces(values)],
+    mask[:, :1],
+  )
+  np.testing.assert_allclose(
+    np.float32(alone), np.float32(expected[:, :1]), atol=error
+  )
   # A query that sees one key takes its value, by its own group of heads.
   np.testing.assert_allclose(
     np.float32(attended[1, 0]),
